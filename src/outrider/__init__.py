@@ -1,0 +1,3 @@
+"""Outrider: lossless speculative decoding."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,94 @@
+"""The one file that knows devices and precisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from outrider.errors import ConfigError, nearest
+
+__all__ = ["PRECISIONS", "Placement", "Precision", "resolve_placement", "set_num_threads", "synchronize"]
+
+Precision = Literal["float32", "bfloat16", "int8"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and in which precision a model runs; ``auto`` is already resolved.
+
+    Attributes:
+        device: torch device.
+        precision: how linear weights are held and multiplied.
+        reason: one clause that says why ``auto`` chose this; empty when the user chose.
+    """
+
+    device: torch.device
+    precision: Precision
+    reason: str = ""
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream and of the cache (int8 quantises weights and rows, not the stream)."""
+        return torch.float32 if self.precision == "float32" else torch.bfloat16
+
+
+def resolve_placement(dtype: str = "auto", device: str = "auto") -> Placement:
+    """Resolve ``auto`` by what the machine can do.
+
+    Args:
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8``.
+        device: ``auto``, ``cpu``, or any torch device string such as ``cuda:0``.
+
+    Raises:
+        ConfigError: an unknown precision, or a device that is not there.
+    """
+    chosen = _resolve_device(device)
+    if dtype == "auto":
+        precision, reason = _auto_precision(chosen)
+        return Placement(device=chosen, precision=precision, reason=reason)
+    if dtype not in PRECISIONS:
+        raise ConfigError(
+            f"dtype {dtype!r} is unknown; allowed: auto, {', '.join(PRECISIONS)}{nearest(dtype, PRECISIONS)}"
+        )
+    precision_given: Precision = dtype  # type: ignore[assignment]
+    return Placement(device=chosen, precision=precision_given)
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device {device!r} is unknown; give auto, cpu or cuda[:index]") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch sees no CUDA device; give --device cpu or auto")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; give auto, cpu or cuda[:index]")
+    return chosen
+
+
+def _auto_precision(device: torch.device) -> tuple[Precision, str]:
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported():
+            return "bfloat16", "the GPU multiplies bfloat16"
+        return "float32", "the GPU does not multiply bfloat16"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "bfloat16", "the processor multiplies bfloat16 (AVX-512 BF16)"
+    return "float32", "the processor does not multiply bfloat16 natively"
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set the size of the one thread pool that the CPU path uses."""
+    if num_threads < 1:
+        raise ConfigError(f"threads {num_threads} is not possible; give 1 or more")
+    torch.set_num_threads(num_threads)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next is honest. Free on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,62 @@
+"""The drafter protocol. A new drafter is twenty lines: see docs/adding-a-drafter.md.
+
+A drafter is told when a sequence starts, what was committed, and when it ends; between, it is asked for proposals for
+the whole batch at once. It never sees logits of the target nor verdicts of tokens it has not proposed, and it never
+decides what is kept: a bad drafter costs speed, never output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.sampling.params import SamplingParams
+from outrider.types import DraftMode, Proposal
+
+__all__ = ["DraftRequest", "Drafter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRequest:
+    """One sequence's wish for drafts.
+
+    Attributes:
+        sequence: id of the sequence, as given to ``start``.
+        tokens: prompt and all committed tokens (the same growing list each time; do not change it).
+        num_draft_tokens: most depth wanted (chains: most tokens); the drafter may give fewer, or none.
+        mode: how a drafter with a law of its own must choose (see :class:`outrider.types.DraftMode`).
+        params: the request's sampling fields.
+        seed, choice: with the absolute position they key the noise of ``SHARED`` and ``DRAWN`` drafts (law 7). The token
+            at index i of the sequence has position i; the first draft token's position is ``len(tokens)``.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    num_draft_tokens: int
+    mode: DraftMode
+    params: SamplingParams
+    seed: int
+    choice: int
+
+
+class Drafter(Protocol):
+    """Something that proposes."""
+
+    name: str
+
+    def start(self, sequence: int, tokens: Sequence[int]) -> None:
+        """A sequence with this prompt begins."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal for each request, in order; ``NO_DRAFT`` where there is nothing to say."""
+        ...
+
+    def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
+        """``tokens[-num_new:]`` were committed (the same growing list; do not change it)."""
+        ...
+
+    def finish(self, sequence: int) -> None:
+        """The sequence ended; forget it (or remember its text for others)."""
+        ...
