@@ -1,0 +1,55 @@
+# Everything a newcomer needs. Each target sets up its own environment; a second run is quick.
+#
+#   make demo        plain and speculative decoding of the real model, side by side, with proof of identity
+#   make test        the whole test suite
+#   make check       format, lint, types and tests: what must pass before a change lands
+#   make lint        format, lint and types only
+#   make bench       the speed table (minutes; wants an idle machine)
+#   make scenarios   long acceptance scenarios on the real model
+#   make clean       remove the environments and caches
+
+PYTHON ?= python3
+WORKERS ?= 2
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+SCENARIO_ARGS ?=
+
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.jinja') $(wildcard hatch_build.py)
+
+.PHONY: demo test check lint bench scenarios clean
+.DEFAULT_GOAL := demo
+
+# The demo runs what a user gets: the installed package. The stamp is renewed when a source file changes.
+.venv/installed: pyproject.toml constraints.txt $(SOURCES)
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) .
+	touch $@
+
+# Developers' environment: editable, so that only a change of dependencies renews the stamp.
+.venv-dev/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py)
+	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
+	.venv-dev/bin/python $(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	.venv/bin/outrider demo $(DEMO_ARGS)
+
+test: .venv-dev/installed
+	.venv-dev/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TEST_ARGS)
+
+check: .venv-dev/installed
+	PATH="$(CURDIR)/.venv-dev/bin:$$PATH" scripts/check
+
+lint: .venv-dev/installed
+	PATH="$(CURDIR)/.venv-dev/bin:$$PATH" scripts/check --lint
+
+bench: .venv-dev/installed
+	.venv-dev/bin/python benchmarks/speed.py $(BENCH_ARGS)
+
+scenarios: .venv-dev/installed
+	.venv-dev/bin/python benchmarks/scenarios.py $(SCENARIO_ARGS)
+
+clean:
+	rm -rf .venv .venv-dev build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
