@@ -106,7 +106,7 @@ class ProcessedLaws:
         return draw_weights(weights_BV, noise_BV)
 
     def token_logprobs(
-        self, sequence: int, nodes: Sequence[int], *, tokens: Sequence[int], paths: Sequence[tuple[int, ...]]
+        self, sequence: int, nodes: Sequence[int], tokens: Sequence[int], paths: Sequence[tuple[int, ...]]
     ) -> list[TokenLogprobs]:
         """Log-probabilities for reports, raw or processed as the request asks.
 

@@ -1,0 +1,5 @@
+"""Verdicts: which draft tokens are kept, and which token comes next."""
+
+from outrider.verify.select import verify
+
+__all__ = ["verify"]
