@@ -56,7 +56,7 @@ class ProcessedLaws:
 
     Args:
         logits_RV: raw target logits of the step's packed rows, float32 (float64 in exact tests).
-        first_rows: ascending; the root row of each sequence. Node i's row is i + 1 behind it.
+        first_rows: the root row of each sequence (shared where choices share a prompt). Node i's row is i + 1 behind it.
         states: one a sequence; must not be committed to while these laws are in use.
     """
 
@@ -153,9 +153,10 @@ class ProcessedLaws:
         return self._argmax_R[self._row(place)]
 
     def _plain_greedy_rows(self) -> list[int]:
-        ends = [*self._first_rows[1:], self._logits_RV.shape[0]]
-        spans = zip(self._first_rows, ends, self._states, strict=True)
-        return [row for start, end, state in spans if state.is_plain_greedy for row in range(start, end)]
+        starts = sorted(set(self._first_rows))
+        ends = dict(zip(starts, [*starts[1:], self._logits_RV.shape[0]], strict=True))
+        greedy = {start for start, state in zip(self._first_rows, self._states, strict=True) if state.is_plain_greedy}
+        return [row for start in starts if start in greedy for row in range(start, ends[start])]
 
     def _masked_logits(self, places: Sequence[_Place]) -> Tensor:
         rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)

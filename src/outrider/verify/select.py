@@ -12,8 +12,15 @@ from outrider.verify.compare import verify_compare
 __all__ = ["verify"]
 
 
-def verify(proposals: Sequence[Proposal], laws: StepLaws, sequences: Sequence[int]) -> list[Verdict]:
-    """Verdicts of a mixed batch: rejection for drawn chains, draw-and-compare for everything else."""
+def verify(proposals: Sequence[Proposal], laws: StepLaws, sequences: Sequence[int] | None = None) -> list[Verdict]:
+    """Verdicts of a mixed batch: rejection for drawn chains, draw-and-compare for everything else.
+
+    Args:
+        proposals: one a sequence.
+        laws: laws and noise of the step.
+        sequences: the step's sequence of each proposal; ``None`` for one proposal a sequence, in order.
+    """
+    sequences = range(len(proposals)) if sequences is None else sequences
     is_drawn = [proposal.draft_probs_NV is not None for proposal in proposals]
     verdicts: dict[int, Verdict] = {}
     for drawn, verifier in ((False, verify_compare), (True, verify_chain)):
