@@ -1,0 +1,73 @@
+"""From a prompt and sampling fields to a validated request: every mistake is named before anything is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from outrider.engine.sequence import Request
+from outrider.errors import PromptError, SamplingError
+from outrider.models.base import TargetSpec
+from outrider.models.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.state import bad_word_ids, check_token_ids
+
+__all__ = ["Prompt", "build_request"]
+
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
+"""Raw text, token ids, or chat messages (rendered with the target's template)."""
+
+
+def build_request(
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    id: str,
+    seed: int,
+    spec: TargetSpec,
+    tokenizer: Tokenizer | None,
+) -> Request:
+    """Tokenise and check.
+
+    Raises:
+        PromptError: an empty prompt, one longer than the window, token ids outside the vocabulary, a refused chat.
+        SamplingError: fields that name token ids outside the vocabulary, or that need a tokenizer where there is none.
+    """
+    tokens = _tokens(prompt, tokenizer)
+    if not tokens:
+        raise PromptError("the prompt is empty; give at least one token")
+    outside = [token for token in tokens if not 0 <= token < spec.vocab_size]
+    if outside:
+        raise PromptError(
+            f"prompt token id {outside[0]} is outside the vocabulary; allowed: 0 to {spec.vocab_size - 1}"
+        )
+    if len(tokens) >= spec.max_positions:
+        raise PromptError(
+            f"the prompt has {len(tokens)} tokens, the window of {spec.name} {spec.max_positions}; "
+            f"shorten it to at most {spec.max_positions - 1}"
+        )
+    return Request(id=id, prompt=tuple(tokens), params=_resolve(params, spec, tokenizer), seed=seed)
+
+
+def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
+    if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
+        return [token for token in prompt if isinstance(token, int)]
+    if tokenizer is None:
+        raise PromptError("this target has no tokenizer; give the prompt as token ids")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    if len(messages) != len(prompt):
+        raise PromptError("a prompt is text, a list of token ids, or a list of chat messages; this list mixes them")
+    return tokenizer.encode_chat(messages)
+
+
+def _resolve(params: SamplingParams, spec: TargetSpec, tokenizer: Tokenizer | None) -> SamplingParams:
+    if tokenizer is None and (params.stop or params.bad_words):
+        raise SamplingError("stop and bad_words are strings, and this target has no tokenizer; give token ids")
+    if tokenizer is not None and params.bad_words:
+        spelled = bad_word_ids(params.bad_words, tokenizer.encode)
+        params = replace(params, bad_words_token_ids=(*map(tuple, params.bad_words_token_ids), *spelled))
+    check_token_ids(params, spec.vocab_size)
+    return params
