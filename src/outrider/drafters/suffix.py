@@ -1,0 +1,202 @@
+"""Suffix decoding (arXiv 2411.04975): drafts from everything said before, in this request and in finished ones.
+
+One index holds each active sequence (prompt and output), one holds the responses of finished sequences. A proposal looks
+at every suffix of the text that the index knows, follows the most frequent continuation of each, and keeps the path with
+the best score: the sum of the estimated probabilities that its tokens are right, which is the number of tokens that it
+can hope to have accepted. A longer match earns the right to a longer path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import floor
+
+from outrider.drafters.base import DraftRequest
+from outrider.drafters.suffix_index import START, SuffixIndex
+from outrider.errors import ConfigError
+from outrider.types import NO_DRAFT, Proposal
+
+__all__ = ["ScoreRule", "SuffixDrafter", "speculate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRule:
+    """How long a path may grow, and when it is given up.
+
+    Attributes:
+        factor: draft tokens allowed for each token of the match.
+        offset: draft tokens allowed besides.
+        min_prob: a path ends before its estimated probability falls below this.
+    """
+
+    factor: float = 1.0
+    offset: float = 0.0
+    min_prob: float = 0.1
+
+    def most_tokens(self, matched: int, wanted: int) -> int:
+        """Draft tokens that a match of ``matched`` tokens may propose."""
+        return min(wanted, floor(matched * self.factor + self.offset))
+
+
+@dataclass(slots=True)
+class _Active:
+    """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read."""
+
+    index: SuffixIndex
+    tokens: Sequence[int]
+    num_prompt: int
+    node: int = START
+    matched: int = 0
+    num_read: int = 0
+    version: int = -1
+
+
+class SuffixDrafter:
+    """Drafts the most promising continuation of any suffix of the text.
+
+    Of two paths with the same score the longer match wins, then the sequence's own text over finished ones. Of two equally
+    frequent continuations the one seen last is followed.
+
+    A path that reaches the depth limit goes on from its longest suffix inside the limit, so that a long repetition is
+    followed for as many tokens as are wanted (the tree of the paper ends there).
+
+    Args:
+        max_depth: tokens of the longest counted substring: a match and what follows it.
+        factor, offset, min_prob: see :class:`ScoreRule`.
+        max_nodes: nodes that finished responses may take together (about 350 bytes each); past it the oldest responses
+            are forgotten whole. 0 remembers none.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_depth: int = 24,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        max_nodes: int = 200_000,
+    ) -> None:
+        _require(2 <= max_depth <= 256, "max_depth", max_depth, "2 to 256")
+        _require(0 <= factor <= 128, "factor", factor, "0 to 128")
+        _require(0 <= offset <= 128, "offset", offset, "0 to 128")
+        _require(0 <= min_prob <= 1, "min_prob", min_prob, "0 to 1")
+        _require(0 <= max_nodes <= 100_000_000, "max_nodes", max_nodes, "0 to 100000000")
+        self.name = "suffix"
+        self.rule = ScoreRule(factor=factor, offset=offset, min_prob=min_prob)
+        self.max_depth = max_depth
+        self.max_nodes = max_nodes
+        self._shared = SuffixIndex(max_depth)
+        self._version = 0  # of the shared index; nodes remembered from an older version may have been split or removed
+        self._active: dict[int, _Active] = {}
+
+    @property
+    def num_shared_nodes(self) -> int:
+        """Nodes that finished responses take."""
+        return self._shared.num_nodes - 1
+
+    def preload(self, texts: Iterable[Sequence[int]]) -> None:
+        """Remember these token sequences as if they were responses of finished requests, the last one most recent."""
+        for tokens in texts:
+            self._remember(tokens)
+
+    def start(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Index the prompt."""
+        assert sequence not in self._active, sequence
+        index = SuffixIndex(self.max_depth)
+        index.append(tokens)
+        self._active[sequence] = _Active(index, tokens, len(tokens))
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """One chain, or ``NO_DRAFT``, for each request."""
+        return [self._propose_one(request) for request in requests]
+
+    def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
+        """Index the new tokens."""
+        active = self._active[sequence]
+        active.tokens = tokens
+        active.index.append(tokens[len(tokens) - num_new :])
+
+    def finish(self, sequence: int) -> None:
+        """Free the sequence's index and remember its response."""
+        active = self._active.pop(sequence)
+        self._remember(active.tokens[active.num_prompt :])
+
+    def _remember(self, tokens: Sequence[int]) -> None:
+        if not tokens or not self.max_nodes:
+            return
+        self._shared.append(tokens)
+        self._shared.end_text(tokens)
+        while self.num_shared_nodes > self.max_nodes:
+            self._shared.remove_oldest()
+        self._version += 1
+
+    def _propose_one(self, request: DraftRequest) -> Proposal:
+        active = self._active[request.sequence]
+        wanted = request.num_draft_tokens
+        node, matched = active.index.end
+        score, path = speculate(active.index, node, matched, rule=self.rule, wanted=wanted)
+        if self._shared.num_texts:
+            self._read_shared(active, request.tokens)
+            shared = speculate(
+                self._shared, active.node, active.matched, rule=self.rule, wanted=wanted, score_to_beat=score
+            )
+            path = shared[1] or path
+        return Proposal.chain(path, drafter=self.name) if path else NO_DRAFT
+
+    def _read_shared(self, active: _Active, tokens: Sequence[int]) -> None:
+        """Bring the sequence's place in the shared index up to date. Matches are shorter than ``max_depth``."""
+        if active.version != self._version:
+            active.node, active.matched, active.num_read, active.version = START, 0, 0, self._version
+        for token in tokens[max(active.num_read, len(tokens) - self.max_depth + 1) :]:
+            active.node, active.matched = self._shared.advance(active.node, active.matched, token)
+        active.num_read = len(tokens)
+
+
+def speculate(
+    index: SuffixIndex, node: int, matched: int, *, rule: ScoreRule, wanted: int, score_to_beat: float = 0.0
+) -> tuple[float, list[int]]:
+    """The best-scored path behind any suffix of a text whose longest known suffix has this node and length.
+
+    All suffixes that share a node share their continuations, so only the longest of them can be the best.
+
+    Returns:
+        Score and tokens; no tokens unless the score is more than ``score_to_beat``.
+    """
+    best_score, best_path = score_to_beat, []
+    while node != START:
+        limit = rule.most_tokens(min(matched, index.length[node]), wanted)
+        if limit > best_score:  # probabilities are at most 1: a path cannot score more than its tokens
+            score, path = _follow(index, node, min(matched, index.length[node]), limit, rule.min_prob)
+            if score > best_score:
+                best_score, best_path = score, path
+        node = index.link[node]
+    return best_score, best_path
+
+
+def _follow(index: SuffixIndex, node: int, matched: int, limit: int, min_prob: float) -> tuple[float, list[int]]:
+    """Most frequent continuation of a node's substring of ``matched`` tokens, and its score."""
+    count, recent = index.count, index.recent
+    probability, score = 1.0, 0.0
+    path: list[int] = []
+    while len(path) < limit:
+        children = index.next[node].values()
+        if not children:
+            break
+        child = max(children, key=lambda child: (count[child], recent[child]))
+        probability *= count[child] / count[node]
+        if probability < min_prob:
+            break
+        path.append(index.token[child])
+        score += probability
+        matched = min(matched + 1, index.depth - 1)
+        node = index.shorten(child, matched)
+    return score, path
+
+
+def _require(holds: bool, name: str, given: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"suffix drafter option {name} {given!r} is not possible; allowed: {allowed}")

@@ -1,0 +1,199 @@
+"""Suffix decoding against the score rule applied to plain lists of substrings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import floor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.errors import ConfigError
+from outrider.types import NO_DRAFT
+
+from .helpers import wish
+
+text = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+rules = st.fixed_dictionaries(
+    {
+        "max_depth": st.integers(2, 7),
+        "factor": st.sampled_from([0.5, 1.0, 2.0]),
+        "offset": st.sampled_from([0.0, 1.0, 4.0]),
+        "min_prob": st.sampled_from([0.0, 0.1, 0.4]),
+    }
+)
+
+
+class BruteForce:
+    """All substrings of up to ``max_depth`` tokens with their counts and last occurrence, and the rule on top."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], rule: dict[str, float]) -> None:
+        self.rule = rule
+        self.depth = int(rule["max_depth"])
+        self.count: dict[tuple[int, ...], int] = {}
+        self.recent: dict[tuple[int, ...], int] = {}
+        clock = 0
+        for tokens in texts:
+            for end in range(1, len(tokens) + 1):
+                clock += 1
+                for begin in range(max(0, end - self.depth), end):
+                    gram = tuple(tokens[begin:end])
+                    self.count[gram] = self.count.get(gram, 0) + 1
+                    self.recent[gram] = clock
+
+    def follow(self, suffix: tuple[int, ...], limit: int) -> tuple[float, list[int]]:
+        probability, score = 1.0, 0.0
+        path: list[int] = []
+        for _ in range(limit):
+            children = [(self.count[g], self.recent[g], g[-1]) for g in self.count if g[:-1] == suffix]
+            if not children:
+                break
+            most, _, token = max(children)
+            probability *= most / self.count[suffix]
+            if probability < self.rule["min_prob"]:
+                break
+            path.append(token)
+            score += probability
+            suffix = (*suffix, token)[-(self.depth - 1) :]
+        return score, path
+
+    def best(self, context: Sequence[int], wanted: int) -> tuple[float, list[int]]:
+        best_score, best_path = 0.0, []
+        for matched in range(1, min(len(context), self.depth - 1) + 1):
+            suffix = tuple(context[len(context) - matched :])
+            if suffix not in self.count:
+                break
+            limit = min(wanted, floor(matched * self.rule["factor"] + self.rule["offset"]))
+            score, path = self.follow(suffix, limit)
+            if score >= best_score:
+                best_score, best_path = score, path
+        return best_score, best_path
+
+
+def expected(
+    finished: Sequence[Sequence[int]], tokens: Sequence[int], wanted: int, rule: dict[str, float]
+) -> list[int]:
+    own_score, own = BruteForce([tokens], rule).best(tokens, wanted)
+    shared_score, shared = BruteForce(finished, rule).best(tokens, wanted)
+    return shared if shared_score > own_score else own
+
+
+@given(
+    finished=st.lists(text, max_size=3),
+    prompt=text,
+    commits=st.lists(text, max_size=3),
+    wanted=st.integers(0, 6),
+    rule=rules,
+)
+@settings(max_examples=300)
+def test_equals_the_rule_by_brute_force(
+    finished: list[list[int]], prompt: list[int], commits: list[list[int]], wanted: int, rule: dict[str, float]
+) -> None:
+    drafter = SuffixDrafter(**{**rule, "max_depth": int(rule["max_depth"])})  # type: ignore[arg-type]
+    drafter.preload(finished)
+    tokens = list(prompt)
+    drafter.start(0, tokens)
+    for new in [[], *commits]:
+        tokens.extend(new)
+        drafter.observe(0, tokens, len(new))
+        [proposal] = drafter.propose([wish(tokens, wanted)])
+        assert list(proposal.tokens) == expected(finished, tokens, wanted, rule)
+        assert proposal.is_chain
+
+
+def test_two_sequences_side_by_side_while_the_shared_index_changes() -> None:
+    rule: dict[str, float] = {"max_depth": 6, "factor": 1.0, "offset": 2.0, "min_prob": 0.1}
+    drafter = SuffixDrafter(max_depth=6, factor=1.0, offset=2.0)
+    draw = random.Random(3)
+    finished: list[list[int]] = []
+    texts = {name: [draw.randrange(4)] for name in range(2)}
+    for name in texts:
+        drafter.start(name, texts[name])
+    for round_ in range(30):
+        for name, tokens in texts.items():
+            new = [draw.randrange(4) for _ in range(draw.randrange(1, 9))]
+            tokens.extend(new)
+            drafter.observe(name, tokens, len(new))
+        if round_ % 3 != 1:  # a sequence that was not asked for a while has more to catch up with
+            proposals = drafter.propose([wish(tokens, 5, sequence=name) for name, tokens in texts.items()])
+            for tokens, proposal in zip(texts.values(), proposals, strict=True):
+                assert list(proposal.tokens) == expected(finished, tokens, 5, rule)
+        if round_ % 5 == 4:
+            other = [draw.randrange(4) for _ in range(12)]
+            drafter.start(99, other[:4])
+            grown = other[:4]
+            grown.extend(other[4:])
+            drafter.observe(99, grown, 8)
+            drafter.finish(99)
+            finished.append(other[4:])
+
+
+def test_a_long_repetition_is_followed_past_the_depth_limit() -> None:
+    drafter = SuffixDrafter(max_depth=4, factor=8.0)
+    tokens = [1, 2, 3, 4, 5] * 4
+    drafter.start(0, tokens)
+    assert drafter.propose([wish(tokens, 12)])[0].tokens == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2)
+
+
+def test_finished_responses_are_remembered_and_prompts_are_not() -> None:
+    drafter = SuffixDrafter()
+    tokens = [1, 2, 3, 4]
+    drafter.start(0, tokens)
+    tokens.extend([5, 6, 7])
+    drafter.observe(0, tokens, 3)
+    drafter.finish(0)
+    drafter.start(1, [5])
+    drafter.start(2, [2])
+    proposals = drafter.propose([wish([5], 4, sequence=1), wish([2], 4, sequence=2)])
+    assert proposals[0].tokens == (6,)  # one matched token allows one draft token
+    assert proposals[0].drafter == "suffix"
+    assert proposals[1] == NO_DRAFT
+
+
+def test_own_text_wins_a_tie() -> None:
+    drafter = SuffixDrafter()
+    drafter.preload([[1, 8], [1, 9]])
+    tokens = [1, 7, 1]  # own: 1 -> 7 in one of two; shared: 1 -> 9 in one of two
+    drafter.start(0, tokens)
+    assert drafter.propose([wish(tokens, 1)])[0].tokens == (7,)
+
+
+def test_oldest_responses_are_forgotten_whole() -> None:
+    bounded, fresh = SuffixDrafter(max_nodes=400), SuffixDrafter(max_nodes=0)
+    draw = random.Random(1)
+    texts = [[draw.randrange(6) for _ in range(40)] for _ in range(50)]
+    for tokens in texts:
+        bounded.preload([tokens])
+        assert bounded.num_shared_nodes <= 400
+    kept = bounded._shared.num_texts
+    assert 5 < kept < 20
+    fresh.max_nodes = 10**6
+    fresh.preload(texts[-kept:])
+    for _ in range(50):
+        context = [draw.randrange(6) for _ in range(9)]
+        for drafter in (bounded, fresh):
+            drafter.start(0, context)
+        assert bounded.propose([wish(context, 8)]) == fresh.propose([wish(context, 8)])
+        for drafter in (bounded, fresh):
+            drafter.finish(0)
+
+
+def test_no_memory_of_finished_requests_if_none_is_allowed() -> None:
+    drafter = SuffixDrafter(max_nodes=0)
+    drafter.preload([[1, 2, 3]])
+    drafter.start(0, [1])
+    assert drafter.propose([wish([1], 4)]) == [NO_DRAFT]
+    assert drafter.num_shared_nodes == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_depth": 1}, {"factor": -1.0}, {"offset": 200.0}, {"min_prob": 1.5}, {"max_nodes": -1}],
+)
+def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+    [name] = options
+    with pytest.raises(ConfigError, match=f"{name}.*allowed"):
+        SuffixDrafter(**options)
