@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix_index import START, SuffixIndex
+from outrider.drafters.suffix_index import RANK_UNIT, START, SuffixIndex
 
 text = st.lists(st.integers(0, 2), max_size=14)
 
@@ -33,7 +33,7 @@ def indexed_counts(index: SuffixIndex) -> Counter[tuple[int, ...]]:
         node, path = paths.pop()
         for token, child in index.next[node].items():
             if len(path) < index.depth:
-                counts[(*path, token)] = index.count[child]
+                counts[(*path, token)] = index.rank[child] // RANK_UNIT
                 assert index.token[child] == token
                 paths.append((child, (*path, token)))
     return counts
@@ -100,7 +100,7 @@ def test_advance_keeps_the_longest_known_suffix(held: list[int], asked: list[int
         )
         assert matched == longest
         if matched:
-            assert index.count[node] == known[tuple(asked[end - matched : end])]
+            assert index.rank[node] // RANK_UNIT == known[tuple(asked[end - matched : end])]
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 50])

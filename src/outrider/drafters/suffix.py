@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import floor
 
 from outrider.drafters.base import DraftRequest
-from outrider.drafters.suffix_index import START, SuffixIndex
+from outrider.drafters.suffix_index import RANK_UNIT, START, SuffixIndex
 from outrider.errors import ConfigError
 from outrider.types import NO_DRAFT, Proposal
 
@@ -179,15 +179,15 @@ def speculate(
 
 def _follow(index: SuffixIndex, node: int, matched: int, limit: int, min_prob: float) -> tuple[float, list[int]]:
     """Most frequent continuation of a node's substring of ``matched`` tokens, and its score."""
-    count, recent = index.count, index.recent
+    rank = index.rank
     probability, score = 1.0, 0.0
     path: list[int] = []
     while len(path) < limit:
         children = index.next[node].values()
         if not children:
             break
-        child = max(children, key=lambda child: (count[child], recent[child]))
-        probability *= count[child] / count[node]
+        child = max(children, key=rank.__getitem__)
+        probability *= (rank[child] // RANK_UNIT) / (rank[node] // RANK_UNIT)
         if probability < min_prob:
             break
         path.append(index.token[child])

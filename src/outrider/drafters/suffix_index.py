@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-__all__ = ["START", "SuffixIndex"]
+__all__ = ["RANK_UNIT", "START", "SuffixIndex"]
 
 START = 0
 """The node of the empty string."""
+
+RANK_UNIT = 1 << 40
 
 _NOWHERE = -1
 
@@ -35,8 +37,8 @@ class SuffixIndex:
     Attributes:
         next: child node by token.
         token: the token that a node's substrings end with.
-        count: occurrences of a node's substrings.
-        recent: when the latest of them was added; larger is later.
+        rank: occurrences of a node's substrings, times ``RANK_UNIT``, plus the time of the latest of them: the more
+            frequent node ranks higher, of equally frequent ones the one seen last.
         length: tokens of a node's longest substring.
         link: node of the longest suffix that the node does not stand for itself.
     """
@@ -46,8 +48,7 @@ class SuffixIndex:
         self.depth = depth
         self.next: list[dict[int, int]] = [{}]
         self.token = [_NOWHERE]
-        self.count = [0]
-        self.recent = [0]
+        self.rank = [0]
         self.length = [0]
         self.link = [_NOWHERE]
         self._source = [_NOWHERE]
@@ -82,7 +83,7 @@ class SuffixIndex:
             self._holders[self._last] += 1
             self._clock += 1
             self._window, self._reach = self._slide(self._window, self._reach, token)
-            self._count_suffixes(self._window, 1)
+            self._count_up(self._window)
 
     def end_text(self, tokens: Sequence[int]) -> None:
         """Close the growing text, which was ``tokens``, and begin an empty one."""
@@ -99,7 +100,7 @@ class SuffixIndex:
             last = self.next[last][token]
             prefixes.append(last)
             window, reach = self._slide(window, reach, token)
-            self._count_suffixes(window, -1)
+            self._count_down(window)
         for node in reversed(prefixes):
             self._release(node)
 
@@ -127,12 +128,16 @@ class SuffixIndex:
         reach = min(reach + 1, self.depth)
         return self.shorten(window, reach), reach
 
-    def _count_suffixes(self, node: int, step: int) -> None:
-        count, recent, link, clock = self.count, self.recent, self.link, self._clock
+    def _count_up(self, node: int) -> None:
+        rank, link, clock = self.rank, self.link, self._clock
         while node != START:
-            count[node] += step
-            if step > 0:
-                recent[node] = clock
+            rank[node] = (rank[node] | RANK_UNIT - 1) + 1 + clock  # one more occurrence, the latest one now
+            node = link[node]
+
+    def _count_down(self, node: int) -> None:
+        rank, link = self.rank, self.link
+        while node != START:
+            rank[node] -= RANK_UNIT
             node = link[node]
 
     def _extend(self, node: int, token: int) -> int:
@@ -158,8 +163,7 @@ class SuffixIndex:
         child = self.next[node][token]
         created = self._create(token, self.length[node] + 1, node)
         self.next[created] = self.next[child].copy()
-        self.count[created] = self.count[child]
-        self.recent[created] = self.recent[child]
+        self.rank[created] = self.rank[child]
         self.link[created] = self.link[child]  # takes the child's place among the holders of that link
         self.link[child] = created
         self._holders[created] = 1
@@ -175,8 +179,7 @@ class SuffixIndex:
             return node
         self.next.append({})
         self.token.append(token)
-        self.count.append(0)
-        self.recent.append(0)
+        self.rank.append(0)
         self.length.append(length)
         self.link.append(START)
         self._source.append(source)
@@ -190,7 +193,7 @@ class SuffixIndex:
             link = self.link[node]
             self._unhook(node)
             self.next[node] = {}
-            self.count[node] = self.recent[node] = 0
+            self.rank[node] = 0
             self._unused.append(node)
             self._holders[link] -= 1
             node = link
