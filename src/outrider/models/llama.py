@@ -1,0 +1,175 @@
+"""The Llama runtime: a target in pure PyTorch, written for few rows a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.cache.attention import PassAttention
+from outrider.cache.base import Cache
+from outrider.cache.dense import DenseCache
+from outrider.device import Placement, Precision
+from outrider.errors import ConfigError, PromptError
+from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
+from outrider.models.config import LlamaConfig
+from outrider.models.layers import Rotary, Rotation, gated, rms_norm
+from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeights, WeightSource, read_weights
+
+if TYPE_CHECKING:
+    from outrider.models.tokenizer import Tokenizer
+
+__all__ = ["LlamaTarget"]
+
+
+class LlamaTarget:
+    """A Llama decoder as a :class:`outrider.models.base.Target`.
+
+    Args:
+        checkpoint: where weights, config and tokenizer come from. Kept, and read again by :meth:`requantized`.
+        placement: device and precision.
+        weights: weights already in memory, shared with another target; read from the checkpoint when ``None``.
+    """
+
+    def __init__(self, checkpoint: WeightSource, placement: Placement, *, weights: LlamaWeights | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.placement = placement
+        with torch.inference_mode():
+            self._weights = weights or read_weights(checkpoint, placement)
+        self.config: LlamaConfig = replace(checkpoint.config, num_layers=len(self._weights.layers))
+        self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
+        self.checkpoint_note: str = getattr(checkpoint, "note", "")
+        self.spec = self._build_spec()
+        self._rotary = Rotary(self.config, dtype=placement.activation_dtype, device=placement.device)
+        # float32 products on a CPU depend on the number of rows, unless that is a multiple of 8.
+        self._row_multiple = 8 if placement.precision == "float32" and placement.device.type == "cpu" else 1
+
+    @staticmethod
+    def random(config: LlamaConfig, placement: Placement, seed: int) -> LlamaTarget:
+        """A target with random weights: for tests, and as a drafter that knows nothing."""
+        return LlamaTarget(RandomWeights(config=config, seed=seed), placement)
+
+    def slice_layers(self, num_layers: int) -> LlamaTarget:
+        """The first ``num_layers`` layers with the final norm and LM head, sharing this target's weights.
+
+        Raises:
+            ConfigError: not between 1 and this target's number of layers.
+        """
+        if not 1 <= num_layers <= self.config.num_layers:
+            raise ConfigError(f"slice:{num_layers} is not possible; give 1 to {self.config.num_layers} layers")
+        return LlamaTarget(self.checkpoint, self.placement, weights=self._weights.first_layers(num_layers))
+
+    def requantized(self, precision: Precision) -> LlamaTarget:
+        """The same checkpoint on the same device in another precision."""
+        return LlamaTarget(self.checkpoint, Placement(device=self.placement.device, precision=precision))
+
+    def new_cache(self) -> DenseCache:
+        """An empty cache of this target's layout."""
+        return DenseCache(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_width=self.config.head_width,
+            dtype=self.placement.activation_dtype,
+            device=self.placement.device,
+        )
+
+    def num_weight_bytes(self) -> int:
+        """Bytes that one pass streams: all matrices and the LM head once."""
+        return self._weights.num_bytes()
+
+    @torch.inference_mode()
+    def forward(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> ForwardResult:
+        """Run one pass; write the rows' keys and values behind each slot's cached tokens.
+
+        Raises:
+            PromptError: a row's position lies past the window.
+        """
+        assert isinstance(cache, DenseCache), type(cache)
+        self._check_window(rows.segments, cache)
+        attention = cache.begin(rows.segments, num_groups=self.config.num_heads // self.config.num_kv_heads)
+        x_RD, tapped = self._run_layers(rows, attention, frozenset(taps))
+        cache.advance(rows.segments)
+        return ForwardResult(logits_RV=self._logits(x_RD, rows), taps=tapped)
+
+    def _run_layers(
+        self, rows: PackedRows, attention: PassAttention, taps: frozenset[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The residual stream behind the last layer, and before each tapped one."""
+        num_rows = rows.tokens_R.shape[0]
+        x_RD = F.embedding(self._padded(rows.tokens_R), self._weights.embedding_VD)
+        rotation = self._rotary.at(self._padded(rows.positions_R))
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._weights.layers):
+            if index in taps:
+                tapped[index] = x_RD[:num_rows]
+            x_RD = self._run_layer(layer, x_RD, rotation=rotation, attention=attention, index=index)
+        if len(self._weights.layers) in taps:
+            tapped[len(self._weights.layers)] = x_RD[:num_rows]
+        return x_RD, tapped
+
+    def _run_layer(
+        self, layer: LayerWeights, x_RD: Tensor, *, rotation: Rotation, attention: PassAttention, index: int
+    ) -> Tensor:
+        config, eps = self.config, self.config.norm_eps
+        qkv = layer.qkv(rms_norm(x_RD, layer.attention_norm_D, eps))
+        num_rows, groups, width = x_RD.shape[0], config.num_kv_heads, config.head_width
+        rotated = rotation.apply(qkv.view(num_rows, -1, width)).view(num_rows, -1, groups, width)
+        attended = attention.attend(index, rotated)
+        x_RD = layer.out.add_to(x_RD, self._padded(attended))
+        hidden = gated(layer.gate_up(rms_norm(x_RD, layer.feed_forward_norm_D, eps)))
+        return layer.down.add_to(x_RD, hidden)
+
+    def _logits(self, x_RD: Tensor, rows: PackedRows) -> Tensor:
+        num_rows = rows.tokens_R.shape[0]
+        if rows.logit_rows is not None:
+            num_rows = len(rows.logit_rows)
+            x_RD = self._padded(x_RD[list(rows.logit_rows)])
+        hidden = rms_norm(x_RD, self._weights.final_norm_D, self.config.norm_eps)
+        return self._weights.head.logits(hidden)[:num_rows]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Rows of zeros behind, up to the row multiple."""
+        missing = -x.shape[0] % self._row_multiple
+        return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
+
+    def _check_window(self, segments: Sequence[Segment], cache: DenseCache) -> None:
+        for segment in segments:
+            end = cache.length(segment.slot) + _depth(segment)
+            if end > self.config.max_positions:
+                raise PromptError(
+                    f"{end} tokens do not fit into the model's window of {self.config.max_positions}; "
+                    "give a shorter prompt or fewer new tokens"
+                )
+
+    def _build_spec(self) -> TargetSpec:
+        config, checkpoint = self.config, self.checkpoint
+        num_layers, all_layers = config.num_layers, checkpoint.config.num_layers
+        part = "" if num_layers == all_layers else f"[:{num_layers}]"
+        return TargetSpec(
+            name=checkpoint.name + part,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_width=config.head_width,
+            max_positions=config.max_positions,
+            eos_token_ids=config.eos_token_ids,
+            precision=self.placement.precision,
+            device=self.placement.device,
+            fingerprint=checkpoint.fingerprint + part,
+        )
+
+
+def _depth(segment: Segment) -> int:
+    """Positions that a segment covers: siblings share one."""
+    if segment.parents is None:
+        return segment.num_rows
+    depths: list[int] = []
+    for parent in segment.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths)

@@ -1,0 +1,146 @@
+"""Weights of the Llama runtime as it runs them: fused, heads reordered, converted and packed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.device import Placement
+from outrider.models.config import LlamaConfig
+from outrider.models.linear import Linear, make_linear
+
+__all__ = ["LayerWeights", "LlamaWeights", "RandomWeights", "WeightSource", "read_weights"]
+
+
+class WeightSource(Protocol):
+    """Where weights come from; :class:`outrider.models.checkpoint.Checkpoint` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> LlamaConfig: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that Hugging Face name, ``[out, in]`` for matrices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. ``qkv`` yields heads in the order of :mod:`outrider.cache.attention`; ``gate_up`` the gate first."""
+
+    attention_norm_D: Tensor
+    qkv: Linear
+    out: Linear
+    feed_forward_norm_D: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaWeights:
+    """All of a target's weights."""
+
+    embedding_VD: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm_D: Tensor
+    head: Linear
+
+    def first_layers(self, num_layers: int) -> LlamaWeights:
+        """The first layers with the same embedding, final norm and LM head; nothing is copied."""
+        return replace(self, layers=self.layers[:num_layers])
+
+    def num_bytes(self) -> int:
+        """Bytes of all matrices and the LM head."""
+        layers = sum(w.qkv.num_bytes + w.out.num_bytes + w.gate_up.num_bytes + w.down.num_bytes for w in self.layers)
+        return layers + self.head.num_bytes
+
+
+def read_weights(source: WeightSource, placement: Placement) -> LlamaWeights:
+    """Read, fuse, convert and pack, one layer at a time, so that the peak stays near the final size."""
+    config = source.config
+    dtype, device = placement.activation_dtype, placement.device
+    embedding = source.tensor("model.embed_tokens.weight")
+    head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
+    return LlamaWeights(
+        head=make_linear(head, placement),
+        embedding_VD=embedding.to(dtype=dtype, device=device),
+        layers=tuple(_read_layer(source, index, placement) for index in range(config.num_layers)),
+        final_norm_D=source.tensor("model.norm.weight").to(dtype=dtype, device=device),
+    )
+
+
+def _read_layer(source: WeightSource, index: int, placement: Placement) -> LayerWeights:
+    config, prefix = source.config, f"model.layers.{index}."
+    dtype, device = placement.activation_dtype, placement.device
+
+    def matrix(name: str) -> Tensor:
+        return source.tensor(f"{prefix}{name}_proj.weight")
+
+    def norm(name: str) -> Tensor:
+        return source.tensor(f"{prefix}{name}_layernorm.weight").to(dtype=dtype, device=device)
+
+    query = _group_last(matrix("self_attn.q"), config, dim=0)
+    qkv = torch.cat((query, matrix("self_attn.k"), matrix("self_attn.v")))
+    out = _group_last(matrix("self_attn.o"), config, dim=1)
+    gate_up = torch.cat((matrix("mlp.gate"), matrix("mlp.up")))
+    return LayerWeights(
+        attention_norm_D=norm("input"),
+        qkv=make_linear(qkv, placement),
+        out=make_linear(out, placement),
+        feed_forward_norm_D=norm("post_attention"),
+        gate_up=make_linear(gate_up, placement),
+        down=make_linear(matrix("mlp.down"), placement),
+    )
+
+
+def _group_last(weight: Tensor, config: LlamaConfig, *, dim: int) -> Tensor:
+    """Reorder query heads from (key/value group, member) to (member, key/value group) along ``dim``."""
+    groups, width = config.num_kv_heads, config.head_width
+    shape = list(weight.shape)
+    heads = weight.reshape(*shape[:dim], groups, config.num_heads // groups, width, *shape[dim + 1 :])
+    return heads.transpose(dim, dim + 1).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomWeights:
+    """A source of random weights: for tests, and as a drafter that knows nothing."""
+
+    config: LlamaConfig
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"random:{self.seed}"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.name
+
+    def tensor(self, name: str) -> Tensor:
+        """Normal with variance 1 / inputs (norm weights: near 1); a fixed function of seed and name."""
+        shape = self._shape(name)
+        seed = (self.seed * 1_000_003 + sum(ord(char) * 31**i for i, char in enumerate(name))) % 2**63
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return 1 + 0.1 * noise if len(shape) == 1 else noise / shape[1] ** 0.5
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        c = self.config
+        queries, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+        shapes = {
+            "q_proj": (queries, c.hidden_size),
+            "k_proj": (keys, c.hidden_size),
+            "v_proj": (keys, c.hidden_size),
+            "o_proj": (c.hidden_size, queries),
+            "gate_proj": (c.intermediate_size, c.hidden_size),
+            "up_proj": (c.intermediate_size, c.hidden_size),
+            "down_proj": (c.hidden_size, c.intermediate_size),
+            "embed_tokens": (c.vocab_size, c.hidden_size),
+            "lm_head": (c.vocab_size, c.hidden_size),
+        }
+        return shapes.get(name.split(".")[-2], (c.hidden_size,))
