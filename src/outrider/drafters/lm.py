@@ -1,0 +1,163 @@
+"""A small language model with the target's tokens as drafter: chains, or top-k trees.
+
+Chains obey the request's :class:`outrider.types.DraftMode`. Trees hold deterministic candidates only, at every
+temperature (law of losslessness number 6), chosen by the draft model's law at the request's temperature.
+
+Cost: a chain of k tokens takes k passes of the draft model over one row a sequence, the first of which also reads what
+was committed since. A tree takes one pass a level; a pass reads the level's frontier, its ancestors and the root again
+(at most 1 + width * level rows), because a pass knows relations only between its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import DraftRequest
+from outrider.drafters.reader import DraftReader
+from outrider.drafters.tree import TreeGrowth, TreeShape
+from outrider.models.base import Target
+from outrider.rng import Purpose, gumbel_BV, noise_key
+from outrider.sampling.draw import argmax_tokens, draw_logits
+from outrider.sampling.warp import warp_logits
+from outrider.types import NO_DRAFT, DraftMode, Proposal
+
+__all__ = ["LMDrafter"]
+
+
+class LMDrafter:
+    """Drafts with a language model.
+
+    Args:
+        model: the draft model. Its tokens must be the target's (:func:`outrider.drafters.build.make_drafter` checks it);
+            its vocabulary may be padded to another size.
+        name: for reports.
+        tree: shape of the trees; ``None`` drafts chains.
+        vocab_size: of the target; the draft model's own if not given. Ids past it are never proposed.
+    """
+
+    def __init__(
+        self, model: Target, *, name: str, tree: TreeShape | None = None, vocab_size: int | None = None
+    ) -> None:
+        self.name = name
+        self.tree = tree
+        self.model = model
+        self._vocab_size = model.spec.vocab_size if vocab_size is None else vocab_size
+        self._reader = DraftReader(model, self._vocab_size)
+
+    def start(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Nothing yet: the prompt is read when the first draft is asked for."""
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """A chain or tree for each request; ``NO_DRAFT`` past the draft model's window."""
+        budgets = [min(r.num_draft_tokens, self._reader.deepest(len(r.tokens))) for r in requests]
+        able = [index for index, budget in enumerate(budgets) if budget > 0]
+        proposals = [NO_DRAFT] * len(requests)
+        if able:
+            draft = self._draft_chains if self.tree is None else self._draft_trees
+            drafted = draft([requests[index] for index in able], [budgets[index] for index in able])
+            for index, proposal in zip(able, drafted, strict=True):
+                proposals[index] = proposal
+        return proposals
+
+    def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
+        """Forget the drafts that were refused."""
+        self._reader.settle(sequence, tokens)
+
+    def finish(self, sequence: int) -> None:
+        """Free the sequence's cache."""
+        self._reader.finish(sequence)
+
+    def _draft_chains(self, requests: Sequence[DraftRequest], budgets: Sequence[int]) -> list[Proposal]:
+        chains: list[list[int]] = [[] for _ in requests]
+        laws: list[list[Tensor]] = [[] for _ in requests]
+        logits_BV = self._reader.catch_up([(r.sequence, r.tokens) for r in requests])
+        active = list(range(len(requests)))
+        for depth in range(max(budgets)):
+            if depth > 0:
+                active = [index for index in active if budgets[index] > depth]
+                last = [chains[index][-1] for index in active]
+                logits_BV = self._reader.read_drafts([requests[index].sequence for index in active], last)
+            tokens, probs = self._choose(logits_BV, [requests[index] for index in active], depth)
+            for index, token, probs_V in zip(active, tokens, probs, strict=True):
+                chains[index].append(token)
+                if probs_V is not None:
+                    laws[index].append(probs_V)
+        return [
+            Proposal.chain(chain, drafter=self.name, draft_probs_NV=torch.stack(law) if law else None)
+            for chain, law in zip(chains, laws, strict=True)
+        ]
+
+    def _choose(
+        self, logits_BV: Tensor, requests: Sequence[DraftRequest], depth: int
+    ) -> tuple[list[int], list[Tensor | None]]:
+        """One token for each request, and the law it was drawn from if it was drawn."""
+        tokens = argmax_tokens(logits_BV)
+        laws: list[Tensor | None] = [None] * len(requests)
+        drawn = [index for index, request in enumerate(requests) if _needs_noise(request)]
+        if not drawn:
+            return tokens, laws
+        wishes = [requests[index] for index in drawn]
+        warped_BV = warp_logits(logits_BV[drawn], [r.params for r in wishes])
+        noise_BV = gumbel_BV([_key(r, depth) for r in wishes], warped_BV.shape[1], warped_BV.device)
+        probs_BV = self._padded(warped_BV.softmax(dim=-1))
+        for row, (index, token) in enumerate(zip(drawn, draw_logits(warped_BV, noise_BV), strict=True)):
+            tokens[index] = token
+            if requests[index].mode is DraftMode.DRAWN:
+                laws[index] = probs_BV[row]
+        return tokens, laws
+
+    def _padded(self, probs_BV: Tensor) -> Tensor:
+        """Target tokens that the draft model does not have are never drawn: probability 0."""
+        missing = self._vocab_size - probs_BV.shape[1]
+        return torch.nn.functional.pad(probs_BV, (0, missing)) if missing else probs_BV
+
+    def _draft_trees(self, requests: Sequence[DraftRequest], budgets: Sequence[int]) -> list[Proposal]:
+        assert self.tree is not None
+        growths = [TreeGrowth(shape=self.tree) for _ in requests]
+        logits_RV = self._reader.catch_up([(r.sequence, r.tokens) for r in requests])
+        depths = [min(budget, self.tree.depth) for budget in budgets]
+        active = list(range(len(requests)))
+        for level in range(max(depths)):
+            if level > 0:
+                active = [index for index in active if depths[index] > level]
+                logits_RV = self._read_frontiers([requests[i] for i in active], [growths[i] for i in active])
+            sizes = [len(growths[index].frontier) for index in active]
+            laws_RV = _draft_law(logits_RV, [requests[i] for i in active], sizes)
+            for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
+                growths[index].expand(logprobs_NV)
+        return [self._proposal(growth) for growth in growths]
+
+    def _read_frontiers(self, requests: Sequence[DraftRequest], growths: Sequence[TreeGrowth]) -> Tensor:
+        return self._reader.read_trees(
+            [r.sequence for r in requests],
+            [r.tokens[-1] for r in requests],
+            [growth.unread() for growth in growths],
+            [len(growth.frontier) for growth in growths],
+        )
+
+    def _proposal(self, growth: TreeGrowth) -> Proposal:
+        tree = growth.chosen()
+        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=self.name)
+
+
+def _needs_noise(request: DraftRequest) -> bool:
+    return request.mode is not DraftMode.GREEDY and not request.params.is_greedy
+
+
+def _key(request: DraftRequest, depth: int) -> int:
+    purpose = Purpose.TARGET if request.mode is DraftMode.SHARED else Purpose.DRAFT
+    return noise_key(request.seed, request.choice, len(request.tokens) + depth, purpose)
+
+
+def _draft_law(logits_RV: Tensor, requests: Sequence[DraftRequest], sizes: Sequence[int]) -> Tensor:
+    """Log-probabilities at each request's temperature and cuts; request i owns the next ``sizes[i]`` rows."""
+    params = [request.params for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+    sampled = [row for row, p in enumerate(params) if not p.is_greedy]
+    if sampled:
+        logits_RV = logits_RV.clone()
+        logits_RV[sampled] = warp_logits(logits_RV[sampled], [params[row] for row in sampled])
+    return logits_RV.log_softmax(dim=-1)

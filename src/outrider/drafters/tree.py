@@ -1,0 +1,101 @@
+"""Draft trees by expand and rerank (EAGLE-2, arXiv 2406.16858, section 4).
+
+A node's score is the log-probability that the draft model gives to the path from the root to it: an estimate of how
+likely the node is to be kept. Level by level the ``width`` best nodes are expanded into their ``width`` likeliest
+children; of all candidates that were ever proposed, the ``num_nodes`` best make the tree. A child never scores more than
+its parent, so a chosen node's parents are chosen too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from torch import Tensor
+
+from outrider.drafters.reader import DraftTree
+from outrider.errors import ConfigError
+from outrider.types import ROOT
+
+__all__ = ["TreeGrowth", "TreeShape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """Limits of a draft tree.
+
+    Attributes:
+        depth: levels below the root.
+        width: nodes expanded on a level, and children proposed by each.
+        num_nodes: draft nodes of the finished tree; the root is not one.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    depth: int = 5
+    width: int = 4
+    num_nodes: int = 16
+
+    def __post_init__(self) -> None:
+        for name, most in (("depth", 128), ("width", 64), ("num_nodes", 1024)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise ConfigError(f"tree option {name} {value} is not possible; allowed: 1 to {most}")
+
+
+@dataclass(slots=True, kw_only=True)
+class TreeGrowth:
+    """One tree while it grows. All candidates so far, in the order in which they were proposed.
+
+    Attributes:
+        shape: limits of the tree.
+        tokens, parents, scores: of each candidate; a parent comes before its children.
+        frontier: candidates whose children are proposed next, best first.
+    """
+
+    shape: TreeShape
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+
+    def expand(self, logprobs_NV: Tensor) -> None:
+        """Propose the likeliest children of each frontier node, and choose the next frontier among them.
+
+        Args:
+            logprobs_NV: draft law behind each frontier node, in its order; -inf forbids a token.
+        """
+        best = logprobs_NV.topk(min(self.shape.width, logprobs_NV.shape[1]), dim=-1)
+        first = len(self.tokens)
+        for parent, tokens, logprobs in zip(self.frontier, best.indices.tolist(), best.values.tolist(), strict=True):
+            base = 0.0 if parent == ROOT else self.scores[parent]
+            for token, logprob in zip(tokens, logprobs, strict=True):
+                if logprob > -inf:
+                    self.tokens.append(token)
+                    self.parents.append(parent)
+                    self.scores.append(base + logprob)
+        self.frontier = self._best(range(first, len(self.tokens)), self.shape.width)
+
+    def unread(self) -> DraftTree:
+        """The frontier and its ancestors: what the draft model must read to expand the frontier, which comes last."""
+        ancestors: set[int] = set()
+        for node in self.frontier:
+            while (node := self.parents[node]) != ROOT:
+                ancestors.add(node)
+        return self._subtree([*sorted(ancestors), *self.frontier])
+
+    def chosen(self) -> DraftTree:
+        """The finished tree; of equally good candidates the one proposed first."""
+        return self._subtree(sorted(self._best(range(len(self.tokens)), self.shape.num_nodes)))
+
+    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
+        return sorted(nodes, key=lambda node: (-self.scores[node], node))[:count]
+
+    def _subtree(self, nodes: Sequence[int]) -> DraftTree:
+        index = {node: position for position, node in enumerate(nodes)} | {ROOT: ROOT}
+        return DraftTree(
+            tokens=[self.tokens[node] for node in nodes],
+            parents=[index[self.parents[node]] for node in nodes],
+        )
