@@ -13,6 +13,7 @@ Tools given to a template that never mentions them would be ignored silently, so
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -176,10 +177,9 @@ def _call_text(index: int, call: object) -> str:
         raise PromptError(f"message {index} has a tool call without a function name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        try:
+        # Models do write broken JSON; their text is shown to them as it was.
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
             arguments = json.loads(arguments)
-        except json.JSONDecodeError:
-            pass  # models do write broken JSON; their text is shown to them as it was
     return _json({"name": function["name"], "arguments": arguments})
 
 

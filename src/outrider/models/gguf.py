@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from outrider.errors import UnsupportedModel, WeightsError
+from outrider.models.chat import ToolRendering
 from outrider.models.checkpoint import Checkpoint, check_config, check_tensors
 from outrider.models.config import LlamaConfig, RopeConfig
 from outrider.models.fingerprint import TensorBytes, fingerprint
@@ -47,9 +48,7 @@ _LAYER_NAMES = {
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 
 
-def open_gguf(
-    path: Path, *, name: str, source: str = "", tool_rendering: Literal["template", "system"] = "template"
-) -> Checkpoint:
+def open_gguf(path: Path, *, name: str, source: str = "", tool_rendering: ToolRendering = "template") -> Checkpoint:
     """Open a GGUF file.
 
     Args:

@@ -8,23 +8,24 @@ other tokens, and so another model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import UnsupportedModel, WeightsError
+from outrider.models.chat import ToolRendering
 from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["PRE_TOKENIZERS", "gguf_tokenizer"]
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL_TOKENS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_SPLIT_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLIT_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_CONTRACTION_OR_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_SIGNS_OR_BLANKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT_LLAMA3 = _CONTRACTION_OR_WORD + r"\p{N}{1,3}" + _SIGNS_OR_BLANKS
+_SPLIT_QWEN2 = _CONTRACTION_OR_WORD + r"\p{N}" + _SIGNS_OR_BLANKS
 
 
 def _byte_level(*, use_regex: bool = True) -> Any:
@@ -59,9 +60,7 @@ _IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3")
 _NFC = ("qwen2",)
 
 
-def gguf_tokenizer(
-    metadata: Mapping[str, Any], where: str, *, tool_rendering: Literal["template", "system"] = "template"
-) -> Tokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any], where: str, *, tool_rendering: ToolRendering = "template") -> Tokenizer:
     """Build the tokenizer from the keys ``tokenizer.*``.
 
     Args:

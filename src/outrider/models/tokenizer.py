@@ -204,8 +204,8 @@ class Detokenizer:
 def _decoding_style(backend: Backend) -> tuple[Style, bool]:
     """How tokens become bytes, and whether the text loses one leading blank."""
     decoder = backend.decoder
-    state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": "none"}
-    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    state: dict[str, Any] = {"type": "none"} if decoder is None else json.loads(decoder.__getstate__())
+    steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return "byte_level", False
