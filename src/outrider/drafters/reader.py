@@ -44,12 +44,13 @@ class DraftReader:
 
     Args:
         model: the draft model.
-        vocab_size: tokens that may be proposed; ids past it are left out of all logits.
+        vocab_size: of the target. Ids past it are left out of all logits; ids past the model's own are read as 0.
     """
 
     def __init__(self, model: Target, vocab_size: int) -> None:
         self.model = model
         self.vocab_size = min(vocab_size, model.spec.vocab_size)
+        self._knows_all = self.vocab_size == vocab_size
         self._cache = model.new_cache()
         self._texts: dict[int, _Text] = {}
 
@@ -159,6 +160,8 @@ class DraftReader:
     ) -> Tensor:
         if logit_rows is None:  # the last row of each sequence
             logit_rows = tuple(end - 1 for end in accumulate(len(tokens) for tokens in rows))
+        if not self._knows_all:
+            rows = [[token if token < self.vocab_size else 0 for token in tokens] for tokens in rows]
         packed = PackedRows.pack(
             rows,
             slots=[text.slot for text in texts],

@@ -1,0 +1,206 @@
+"""From a drafter's name on the command line to the drafter.
+
+==================  ==================================================================================================
+``none``            no drafter
+``ngram``           prompt lookup; options ``max_match``, ``min_match``
+``suffix``          suffix decoding; options ``max_depth``, ``factor``, ``offset``, ``min_prob``, ``max_nodes``,
+                    ``preload`` (a JSON Lines file of past answers)
+``self``            the target itself in int8
+``slice:8``         the target's first eight layers with its LM head
+``random``          a small model that knows nothing: what a useless drafter costs
+anything else       a model with the target's tokens: alias, folder, file or hub id
+==================  ==================================================================================================
+
+Options follow a colon: ``ngram:max_match=4,min_match=2``. All models take ``depth``, ``width`` and ``num_nodes``, any of
+which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from outrider.device import Placement, Precision
+from outrider.drafters.base import Drafter
+from outrider.drafters.lm import LMDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.preload import read_answers
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.tree import TreeShape
+from outrider.drafters.vocab import check_vocabulary
+from outrider.errors import ConfigError, ModelNotFound, nearest
+from outrider.models.config import LlamaConfig
+from outrider.models.llama import LlamaTarget
+from outrider.models.load import load_target
+
+__all__ = ["DRAFTERS", "make_drafter"]
+
+DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "random")
+"""Names that are not models."""
+
+_OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
+_TREE_OPTIONS = ("depth", "width", "num_nodes")
+_RANDOM_WIDTH = 64
+
+T = TypeVar("T", int, float)
+
+
+def make_drafter(
+    spec: str, target: LlamaTarget, *, dtype: str = "auto", tree: TreeShape | None = None, offline: bool = False
+) -> Drafter | None:
+    """Build a drafter.
+
+    Args:
+        spec: see the table above.
+        target: the model that is drafted for.
+        dtype: precision of a draft model; ``auto`` is int8 for ``self``, the target's own for others.
+        tree: shape of the trees that a draft model drafts; options in ``spec`` change single fields of it.
+        offline: look for a draft model on this machine only.
+
+    Raises:
+        ConfigError: an unknown drafter or option, or a value out of range.
+        ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
+        DataError: a file of past answers that cannot be read.
+    """
+    name, options = _parse(spec)
+    if name == "none":
+        _refuse_unknown(spec, options, ())
+        return None
+    if name == "ngram":
+        return _make_ngram(spec, options)
+    if name == "suffix":
+        return _make_suffix(spec, options, target)
+    _refuse_unknown(spec, options, _TREE_OPTIONS)
+    shape = _tree_shape(spec, options, tree)
+    model = _draft_model(name, target, dtype=dtype, offline=offline)
+    return LMDrafter(model, name=name, tree=shape, vocab_size=target.spec.vocab_size)
+
+
+def _parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Name (with the ``8`` of ``slice:8``) and options. A model's path may hold colons, and equals signs before them."""
+    if not spec.strip():
+        raise ConfigError(f"the drafter's name is empty; give one of {', '.join(DRAFTERS)}, or a model")
+    found = _OPTIONS.fullmatch(spec)
+    if found is None or Path(spec).exists():
+        head, separator, rest = spec.partition(":")
+        if head in DRAFTERS and head != "slice" and separator:
+            raise ConfigError(f"drafter {spec!r}: options are written name=value, not {rest!r}")
+        return spec, {}
+    options: dict[str, str] = {}
+    for part in found["options"].split(","):
+        name, _, value = part.partition("=")
+        if name in options:
+            raise ConfigError(f"drafter {spec!r} gives option {name!r} twice; give it once")
+        options[name] = value
+    return found["head"], options
+
+
+def _refuse_unknown(spec: str, options: Mapping[str, str], allowed: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in allowed:
+            what = f"allowed: {', '.join(allowed)}" if allowed else "it takes none"
+            raise ConfigError(f"drafter {spec!r} has an unknown option {name!r}{nearest(name, allowed)}; {what}")
+
+
+def _number(spec: str, options: Mapping[str, str], name: str, kind: Callable[[str], T], default: T) -> T:
+    if name not in options:
+        return default
+    try:
+        return kind(options[name])
+    except ValueError:
+        words = "an integer" if kind is int else "a number"
+        raise ConfigError(f"drafter {spec!r}: option {name} is {words}, not {options[name]!r}") from None
+
+
+def _make_ngram(spec: str, options: Mapping[str, str]) -> NGramDrafter:
+    _refuse_unknown(spec, options, ("max_match", "min_match"))
+    min_match = _number(spec, options, "min_match", int, 1)
+    return NGramDrafter(
+        max_match=_number(spec, options, "max_match", int, max(4, min_match)),
+        min_match=min_match,
+    )
+
+
+def _make_suffix(spec: str, options: Mapping[str, str], target: LlamaTarget) -> SuffixDrafter:
+    _refuse_unknown(spec, options, ("max_depth", "factor", "offset", "min_prob", "max_nodes", "preload"))
+    drafter = SuffixDrafter(
+        max_depth=_number(spec, options, "max_depth", int, 24),
+        factor=_number(spec, options, "factor", float, 1.0),
+        offset=_number(spec, options, "offset", float, 0.0),
+        min_prob=_number(spec, options, "min_prob", float, 0.1),
+        max_nodes=_number(spec, options, "max_nodes", int, 200_000),
+    )
+    if "preload" in options:
+        path = Path(options["preload"]).expanduser()
+        drafter.preload(read_answers(path, target.tokenizer, vocab_size=target.spec.vocab_size))
+    return drafter
+
+
+def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -> TreeShape | None:
+    if not options:
+        return tree
+    shape = tree or TreeShape()
+    return replace(shape, **{name: _number(spec, options, name, int, getattr(shape, name)) for name in options})
+
+
+def _draft_model(name: str, target: LlamaTarget, *, dtype: str, offline: bool) -> LlamaTarget:
+    if name == "self":
+        return target.requantized(_precision(dtype, "int8"))
+    if name == "random":
+        return _random_model(target)
+    head, _, layers = name.partition(":")
+    if head == "slice":
+        return _slice(name, layers, target, dtype)
+    model = _load(name, target, dtype=dtype, offline=offline)
+    check_vocabulary(model, target)
+    return model
+
+
+def _slice(name: str, layers: str, target: LlamaTarget, dtype: str) -> LlamaTarget:
+    if not layers.isdecimal():
+        raise ConfigError(f"drafter {name!r} does not say how many layers; give for example slice:8")
+    precision = _precision(dtype, target.placement.precision)
+    whole = target if precision == target.placement.precision else target.requantized(precision)
+    return whole.slice_layers(int(layers))
+
+
+def _precision(dtype: str, default: Precision) -> Precision:
+    if dtype == "auto":
+        return default
+    for precision in get_args(Precision):
+        if dtype == precision:
+            return precision  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"draft dtype {dtype!r} is unknown; allowed: auto, {', '.join(get_args(Precision))}"
+        f"{nearest(dtype, get_args(Precision))}"
+    )
+
+
+def _random_model(target: LlamaTarget) -> LlamaTarget:
+    config = LlamaConfig(
+        vocab_size=target.spec.vocab_size,
+        hidden_size=_RANDOM_WIDTH,
+        intermediate_size=2 * _RANDOM_WIDTH,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_width=_RANDOM_WIDTH // 2,
+        norm_eps=1e-5,
+        max_positions=target.spec.max_positions,
+        tie_word_embeddings=True,
+        eos_token_ids=target.spec.eos_token_ids,
+    )
+    return LlamaTarget.random(config, Placement(device=target.spec.device, precision="float32"), seed=0)
+
+
+def _load(name: str, target: LlamaTarget, *, dtype: str, offline: bool) -> LlamaTarget:
+    precision = _precision(dtype, target.placement.precision)
+    try:
+        return load_target(name, dtype=precision, device=str(target.spec.device), offline=offline)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"drafter {name!r} is none of {', '.join(DRAFTERS)}{nearest(name, DRAFTERS)}, and as a model: {error}"
+        ) from None

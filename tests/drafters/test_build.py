@@ -1,0 +1,214 @@
+"""Drafters by name: options, draft models, vocabularies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from outrider.device import Placement
+from outrider.drafters.build import make_drafter
+from outrider.drafters.lm import LMDrafter
+from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.tree import TreeShape
+from outrider.drafters.vocab import check_vocabulary
+from outrider.errors import ConfigError, DataError, ModelNotFound, VocabularyMismatch
+from outrider.models.config import LlamaConfig
+from outrider.models.llama import LlamaTarget
+from outrider.models.tokenizer import Tokenizer
+
+from .helpers import wish
+
+CONFIG = LlamaConfig(
+    vocab_size=16,
+    hidden_size=32,
+    intermediate_size=32,
+    num_layers=3,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=16,
+    norm_eps=1e-5,
+    max_positions=64,
+    tie_word_embeddings=True,
+    eos_token_ids=(0,),
+)
+CPU_F32 = Placement(device=torch.device("cpu"), precision="float32")
+LETTERS = "abcdefghijkl"
+
+
+def tokenizer(letters: str) -> Tokenizer:
+    backend = Backend(models.BPE(vocab={letter: token for token, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+def model(letters: str | None = LETTERS, vocab_size: int = 16) -> LlamaTarget:
+    target = LlamaTarget.random(replace(CONFIG, vocab_size=vocab_size), CPU_F32, seed=1)
+    target.tokenizer = None if letters is None else tokenizer(letters)
+    return target
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaTarget:
+    return model()
+
+
+def test_none_is_no_drafter(target: LlamaTarget) -> None:
+    assert make_drafter("none", target) is None
+
+
+def test_ngram_options(target: LlamaTarget) -> None:
+    default, set_ = make_drafter("ngram", target), make_drafter("ngram:max_match=6,min_match=2", target)
+    assert isinstance(default, NGramDrafter) and isinstance(set_, NGramDrafter)
+    assert (default.max_match, default.min_match) == (NGramDrafter().max_match, NGramDrafter().min_match)
+    assert (set_.max_match, set_.min_match) == (6, 2)
+
+
+def test_suffix_options(target: LlamaTarget) -> None:
+    default = make_drafter("suffix", target)
+    drafter = make_drafter("suffix:max_depth=9,factor=2.5,offset=1,min_prob=0.3,max_nodes=77", target)
+    assert isinstance(default, SuffixDrafter) and isinstance(drafter, SuffixDrafter)
+    assert (default.max_depth, default.rule, default.max_nodes) == (
+        SuffixDrafter().max_depth,
+        SuffixDrafter().rule,
+        SuffixDrafter().max_nodes,
+    )
+    assert (drafter.max_depth, drafter.max_nodes) == (9, 77)
+    assert (drafter.rule.factor, drafter.rule.offset, drafter.rule.min_prob) == (2.5, 1, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tree", "expected"),
+    [
+        ("self", None, None),
+        ("self:depth=3", None, TreeShape(depth=3)),
+        ("slice:2,width=2,num_nodes=5", None, TreeShape(width=2, num_nodes=5)),
+        ("slice:2:width=2", TreeShape(depth=7), TreeShape(depth=7, width=2)),
+        ("random", TreeShape(depth=7), TreeShape(depth=7)),
+    ],
+)
+def test_tree_options(target: LlamaTarget, spec: str, tree: TreeShape | None, expected: TreeShape | None) -> None:
+    drafter = make_drafter(spec, target, tree=tree)
+    assert isinstance(drafter, LMDrafter) and drafter.tree == expected
+
+
+def test_draft_models_made_of_the_target(target: LlamaTarget) -> None:
+    whole, part, other = (make_drafter(spec, target) for spec in ("self", "slice:2", "random"))
+    assert isinstance(whole, LMDrafter) and isinstance(part, LMDrafter) and isinstance(other, LMDrafter)
+    assert (whole.name, part.name, other.name) == ("self", "slice:2", "random")
+    assert (whole.model.spec.precision, whole.model.spec.num_layers) == ("int8", 3)
+    assert (part.model.spec.precision, part.model.spec.num_layers) == ("float32", 2)
+    assert other.model.spec.fingerprint != target.spec.fingerprint
+    for sequence, drafter in enumerate((whole, part, other)):
+        drafter.start(sequence, [1, 2, 3])
+        assert len(drafter.propose([wish([1, 2, 3], 3, sequence=sequence)])[0]) == 3
+
+
+def test_the_precision_of_a_draft_model_can_be_chosen(target: LlamaTarget) -> None:
+    for spec in ("self", "slice:1"):
+        drafter = make_drafter(spec, target, dtype="bfloat16")
+        assert isinstance(drafter, LMDrafter) and drafter.model.spec.precision == "bfloat16"
+    with pytest.raises(ConfigError, match=r"'int4'.*allowed.*int8"):
+        make_drafter("self", target, dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "empty"),
+        ("ngram:max_mtch=3", "'max_mtch'.*did you mean 'max_match'"),
+        ("suffix:min_match=3", "unknown option 'min_match'.*allowed: max_depth"),
+        ("none:depth=2", "takes none"),
+        ("self:dept=2", "did you mean 'depth'"),
+        ("ngram:max_match=three", "max_match is an integer, not 'three'"),
+        ("suffix:factor=x", "factor is a number"),
+        ("ngram:max_match=3,max_match=4", "twice"),
+        ("ngram:3", "name=value"),
+        ("ngram:max_match=0", "not possible"),
+        ("self:width=0", "width 0 is not possible"),
+        ("slice", "how many layers"),
+        ("slice:many", "how many layers"),
+        ("slice:4", "1 to 3 layers"),
+    ],
+)
+def test_mistakes_in_a_drafters_name(target: LlamaTarget, spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_drafter(spec, target)
+
+
+def test_what_is_neither_a_drafter_nor_a_model_is_named(target: LlamaTarget) -> None:
+    with pytest.raises(ModelNotFound, match=r"'ngrm' is none of none, ngram.*did you mean 'ngram'"):
+        make_drafter("ngrm", target, offline=True)
+
+
+def test_past_answers_are_preloaded(target: LlamaTarget, tmp_path: Path) -> None:
+    rows = [
+        {"token_ids": [1, 2, 3, 4]},
+        {"text": "def"},
+        {"messages": [{"role": "user", "content": "kl"}, {"role": "assistant", "content": "gh"}]},
+        {"conversations": [{"from": "human", "value": "ka"}, {"from": "gpt", "value": "ij"}]},
+    ]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    drafter = make_drafter(f"suffix:factor=4,preload={path}", target)
+    assert isinstance(drafter, SuffixDrafter)
+    contexts = {0: [1], 1: [3], 2: [6], 3: [8], 4: [10]}
+    for sequence, tokens in contexts.items():
+        drafter.start(sequence, tokens)
+    proposals = drafter.propose([wish(tokens, 3, sequence=s) for s, tokens in contexts.items()])
+    assert [p.tokens for p in proposals] == [(2, 3, 4), (4, 5), (7,), (9,), ()]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{}\n{broken", "line 2 is not JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+        ('{"token_ids": [1, 16]}', "line 1: token id 16 is not possible; allowed: 0 to 15"),
+        ('{"token_ids": "abc"}', "give a list of token ids"),
+        ('{"messages": ["hello"]}', "line 1: messages is not a list of objects"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "holds no answers"),
+        ('{"text": "\\ud800"}', "line 1: .*surrogate"),
+    ],
+)
+def test_files_of_past_answers_that_cannot_be_used(
+    target: LlamaTarget, tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        make_drafter(f"suffix:preload={path}", target)
+
+
+@pytest.mark.parametrize(("letters", "vocab_size"), [(LETTERS, 16), (LETTERS + "mn", 16), (LETTERS, 12), (LETTERS, 24)])
+def test_vocabularies_that_fit(letters: str, vocab_size: int) -> None:
+    check_vocabulary(model(letters, vocab_size), model())
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    with pytest.raises(VocabularyMismatch, match=r"token id 3 is 'x' in draft model .* and 'd' in target"):
+        check_vocabulary(model("abcxefghijkl"), model())
+    with pytest.raises(VocabularyMismatch, match=r"token id 10 is '' in draft model .* and 'k' in target"):
+        check_vocabulary(model(LETTERS[:10]), model())
+
+
+def test_without_a_tokenizer_the_draft_model_must_not_have_fewer_tokens() -> None:
+    check_vocabulary(model(None, 20), model())
+    with pytest.raises(VocabularyMismatch, match="token id 14 is the first that the draft model lacks"):
+        check_vocabulary(model(None, 14), model())
+
+
+def test_tokens_that_the_draft_model_lacks_can_be_read() -> None:
+    drafter = LMDrafter(model(LETTERS, 12), name="draft", vocab_size=16)
+    drafter.start(0, [3, 15, 2])  # 15: a padded row of the target, which random logits may choose
+    [proposal] = drafter.propose([wish([3, 15, 2], 3)])
+    assert len(proposal) == 3 and max(proposal.tokens) < 12
