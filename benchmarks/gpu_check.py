@@ -1,0 +1,307 @@
+"""One prepared check for a CUDA device, under five minutes: identity grid, time of a pass against its rows, memory.
+
+Identity: greedy and seeded, with the n-gram, suffix and self drafters (the last as a chain and as a tree), one and eight
+sequences at a time, in each precision, every output compared with plain decoding of one sequence. A difference is allowed
+only at a tie: a gap between the two tokens' scores below the printed tolerance, which is twice the largest difference that
+two plain passes of different shape show in their logits. Needs no prompt files. ``--device cpu`` runs a small version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.passes import ROW_COUNTS, time_passes
+from benchmarks.prompts import encode, load_groups
+from benchmarks.provenance import describe_run, peak_rss_bytes
+from benchmarks.report import RESULTS, write_json
+from benchmarks.stats import spread
+from outrider.device import resolve_placement
+from outrider.drafters.base import Drafter
+from outrider.drafters.build import make_drafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.engine import Engine
+from outrider.engine.result import GenerationResult
+from outrider.errors import OutriderError
+from outrider.models.base import PackedRows
+from outrider.models.llama import LlamaTarget
+from outrider.models.load import load_checkpoint
+from outrider.rng import Purpose, gumbel_BV, noise_key
+from outrider.sampling.params import SamplingParams
+
+DRAFTERS = ("none", "ngram", "suffix", "self", "self-tree")
+TEMPERATURE = 0.8
+SEED = 20240229
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is run."""
+
+    prompts: int
+    tokens: int
+    num_draft_tokens: int
+    rounds: int
+    precisions: tuple[str, ...]
+
+
+SIZES = {
+    "cuda": Size(prompts=8, tokens=64, num_draft_tokens=4, rounds=20, precisions=("float32", "bfloat16")),
+    "cpu": Size(prompts=2, tokens=24, num_draft_tokens=4, rounds=3, precisions=("float32", "bfloat16")),
+}
+
+
+class Clock:
+    """Seconds since the start against a budget: what does not fit is named, never dropped silently."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._begun = time.perf_counter()
+        self._budget_s = budget_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._begun
+
+    @property
+    def is_over(self) -> bool:
+        """True once the budget is spent."""
+        return self.elapsed_s > self._budget_s
+
+
+def _params(kind: str, tokens: int) -> SamplingParams:
+    if kind == "greedy":
+        return SamplingParams(max_tokens=tokens)
+    return SamplingParams(max_tokens=tokens, temperature=TEMPERATURE, seed=SEED)
+
+
+def _drafter(name: str, target: LlamaTarget) -> Drafter | None:
+    if name == "self-tree":
+        return make_drafter("self:tree=2x2x1", target)
+    return make_drafter(name, target)
+
+
+def _generate(
+    target: LlamaTarget, drafter: str, prompts: Sequence[list[int]], kind: str, batch: int, size: Size
+) -> list[GenerationResult]:
+    config = EngineConfig(
+        num_draft_tokens=size.num_draft_tokens, schedule="fixed", max_batch_size=batch, num_cached_prefixes=0
+    )
+    engine = Engine(target, drafter=_drafter(drafter, target), config=config)
+    return engine.generate(list(prompts), _params(kind, size.tokens))
+
+
+@torch.inference_mode()
+def control_tolerance(target: LlamaTarget, prompts: Sequence[list[int]]) -> float:
+    """Twice the largest difference of two plain passes' logits: the last rows one by one, and eight in one pass."""
+    worst = 0.0
+    for ids in prompts:
+        num_rows = min(8, len(ids) - 1)
+        base = len(ids) - num_rows
+        together = _last_logits(target, ids, base, step=num_rows)
+        apart = _last_logits(target, ids, base, step=1)
+        worst = max(worst, float((together - apart).abs().max()))
+    return 2 * worst
+
+
+def _last_logits(target: LlamaTarget, ids: list[int], base: int, *, step: int) -> torch.Tensor:
+    cache, device = target.new_cache(), target.spec.device
+    slot = cache.allocate(len(ids))
+    target.forward(
+        PackedRows.pack([ids[:base]], slots=[slot], starts=[0], device=device, logit_rows=(base - 1,)), cache
+    )
+    parts = []
+    for start in range(base, len(ids), step):
+        rows = PackedRows.pack([ids[start : start + step]], slots=[slot], starts=[start], device=device)
+        parts.append(target.forward(rows, cache).logits_RV)
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def gap_at(target: LlamaTarget, prefix: list[int], tokens: tuple[int, int], kind: str) -> float:
+    """Difference of two tokens' scores behind ``prefix``: raw logits when greedy, logits / temperature + noise when seeded."""
+    cache, device = target.new_cache(), target.spec.device
+    slot = cache.allocate(len(prefix))
+    rows = PackedRows.pack([prefix], slots=[slot], starts=[0], device=device, logit_rows=(len(prefix) - 1,))
+    scores = target.forward(rows, cache).logits_RV[0].double()
+    if kind == "seeded":
+        key = noise_key(SEED, 0, len(prefix), Purpose.TARGET)
+        scores = scores / TEMPERATURE + gumbel_BV([key], scores.numel(), device)[0]
+    return float((scores[tokens[0]] - scores[tokens[1]]).abs())
+
+
+def compare(
+    target: LlamaTarget, prompt: list[int], plain: GenerationResult, other: GenerationResult, kind: str
+) -> dict[str, Any] | None:
+    """``None`` if the outputs are equal, else where they part and by how much."""
+    if plain.token_ids == other.token_ids:
+        return None
+    pairs = list(zip(plain.token_ids, other.token_ids, strict=False))
+    index = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if index is None:
+        return {"index": len(pairs), "gap": float("inf")}
+    prefix = prompt + list(plain.token_ids[:index])
+    return {"index": index, "tokens": pairs[index], "gap": gap_at(target, prefix, pairs[index], kind)}
+
+
+def identity_grid(target: LlamaTarget, prompts: Sequence[list[int]], size: Size, clock: Clock) -> dict[str, Any]:
+    """Every drafter, kind and batch against plain decoding of one sequence."""
+    tolerance = control_tolerance(target, prompts)
+    cells: list[dict[str, Any]] = []
+    for kind in ("greedy", "seeded"):
+        plain = _generate(target, "none", prompts, kind, 1, size)
+        allowed = tolerance if kind == "greedy" else tolerance / TEMPERATURE
+        for drafter in DRAFTERS:
+            for batch in (1, 8):
+                if (drafter, batch) != ("none", 1):
+                    cell = {"kind": kind, "drafter": drafter, "batch": batch}
+                    cells.append(cell | _cell(target, prompts, plain, cell, size, allowed, clock))
+    return {"tolerance": tolerance, "cells": cells}
+
+
+def _cell(
+    target: LlamaTarget,
+    prompts: Sequence[list[int]],
+    plain: Sequence[GenerationResult],
+    cell: dict[str, Any],
+    size: Size,
+    allowed: float,
+    clock: Clock,
+) -> dict[str, Any]:
+    if clock.is_over:
+        return {"verdict": "not run: out of time"}
+    begun = time.perf_counter()
+    results = _generate(target, cell["drafter"], prompts, cell["kind"], cell["batch"], size)
+    seconds = time.perf_counter() - begun
+    pairs = zip(prompts, plain, results, strict=True)
+    found = [part for ids, a, b in pairs if (part := compare(target, ids, a, b, cell["kind"])) is not None]
+    wrong = [part for part in found if part["gap"] > allowed]
+    committed, passes = sum(r.stats.committed for r in results), sum(r.stats.passes for r in results)
+    return {
+        "equal": len(prompts) - len(found),
+        "ties": len(found) - len(wrong),
+        "different": len(wrong),
+        "differences": found,
+        "tokens_per_pass": round(committed / max(1, passes), 3),
+        "tokens_per_s": round(sum(len(r.token_ids) for r in results) / seconds, 1),
+        "verdict": "different" if wrong else "identical" if not found else "identical up to ties",
+    }
+
+
+def pass_times(target: LlamaTarget, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a pass by rows, and the ratio to one row."""
+    times = time_passes(target, ROW_COUNTS, cached=300, rounds=rounds)
+    one = spread(times[1]).median
+    return {
+        str(count): {"ms": spread(ms).to_json(), "ratio_to_one_row": round(spread(ms).median / one, 3)}
+        for count, ms in times.items()
+    }
+
+
+def memory(target: LlamaTarget) -> dict[str, float]:
+    """Peak memory of the device (CUDA) or process (CPU) beside the weights, in MB."""
+    is_cuda = target.spec.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(target.spec.device) if is_cuda else peak_rss_bytes()
+    return {"peak_mb": round(peak / 1e6, 1), "weights_mb": round(target.num_weight_bytes() / 1e6, 1)}
+
+
+def check_precision(checkpoint: Any, precision: str, device: str, size: Size, clock: Clock) -> dict[str, Any]:
+    """The whole check in one precision."""
+    target = LlamaTarget(checkpoint, resolve_placement(precision, device))
+    rows = load_groups(("copy_heavy", "prose"))
+    stride = max(1, len(rows) // size.prompts)
+    prompts = [encode(checkpoint.tokenizer, row) for row in rows[::stride][: size.prompts]]
+    if target.spec.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(target.spec.device)
+    return {
+        "identity": identity_grid(target, prompts, size, clock),
+        "memory": memory(target),
+        "passes": pass_times(target, size.rounds),
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Tables of the check."""
+    console = Console()
+    for precision, part in report["precisions"].items():
+        title = f"{precision}: identity against plain, one sequence (tie tolerance {part['identity']['tolerance']:.2g})"
+        table = Table(title=title, title_justify="left")
+        for column in (
+            "kind",
+            "drafter",
+            "batch",
+            "equal",
+            "ties",
+            "different",
+            "tokens a pass",
+            "tokens/s",
+            "verdict",
+        ):
+            table.add_column(column)
+        for cell in part["identity"]["cells"]:
+            names = (
+                "kind",
+                "drafter",
+                "batch",
+                "equal",
+                "ties",
+                "different",
+                "tokens_per_pass",
+                "tokens_per_s",
+                "verdict",
+            )
+            table.add_row(*(str(cell.get(name, "")) for name in names))
+        console.print(table)
+        passes = Table(title=f"{precision}: one pass, 300 tokens cached; memory {part['memory']}", title_justify="left")
+        for count in part["passes"]:
+            passes.add_column(f"{count} rows")
+        passes.add_row(*(f"{p['ms']['median']:.2f} ms, {p['ratio_to_one_row']:.2f}x" for p in part["passes"].values()))
+        console.print(passes)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the check; status 1 if an output differs by more than a tie or something did not fit the time."""
+    arguments = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(arguments)
+    size, clock = SIZES["cpu" if args.device == "cpu" else "cuda"], Clock(args.budget_s)
+    head = {"kind": "gpu_check", **describe_run("benchmarks.gpu_check", arguments)}
+    report: dict[str, Any] = {**head, "precisions": {}}
+    path = args.out or RESULTS / f"gpu_check-{head['started'].replace(':', '').replace('+0000', '')}.json"
+    try:
+        checkpoint = load_checkpoint(args.model, tool_rendering="system")
+        for precision in size.precisions:
+            report["precisions"][precision] = check_precision(checkpoint, precision, args.device, size, clock)
+            report["seconds"] = round(clock.elapsed_s, 1)
+            write_json(path, report)
+    except OutriderError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_report(report)
+    cells = [cell for part in report["precisions"].values() for cell in part["identity"]["cells"]]
+    is_good = all(cell["verdict"].startswith("identical") for cell in cells)
+    print(
+        f"{'identical everywhere' if is_good else 'NOT identical everywhere'}; {clock.elapsed_s:.0f} s; result: {path}"
+    )
+    return 0 if is_good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for the small version")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="alias, folder, GGUF file or hub id")
+    parser.add_argument("--budget-s", type=float, default=240, help="seconds after which no further cell is started")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

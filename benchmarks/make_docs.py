@@ -1,0 +1,180 @@
+"""Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
+
+NAME is ``engine_speed``, ``passes``, ``drafters`` or ``profile``. Numbers in documents are never typed by hand:
+``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import RESULTS
+
+MARK = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks -->)", re.DOTALL)
+
+
+def newest(kind: str, folder: Path) -> dict[str, Any]:
+    """The result of this kind that was started last.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{kind}-*.json")]
+    if not found:
+        raise ValueError(f"no result of kind {kind} in {folder}; run python -m benchmarks.{kind} first")
+    return max(found, key=lambda result: str(result["started"]))
+
+
+def table_of_bars(result: dict[str, Any]) -> str:
+    """What, measured, interval, bar, verdict; then machine and versions."""
+    rows = [("what", "measured", "95 % interval", "bar", "verdict")]
+    for section in result["sections"].values():
+        for bar in section["bars"]:
+            interval = "" if bar["low"] is None else f"{_number(bar['low'])} to {_number(bar['high'])}"
+            limit = f"{'≥' if bar['at_least'] else '≤'} {bar['limit']:g} {bar['unit']}"
+            rows.append((bar["name"], f"{_number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_passes(result: dict[str, Any]) -> str:
+    """Milliseconds of a pass by rows and precision, with the ratio to one row."""
+    summary = _section(result, "passes")["summary"]
+    counts = list(next(iter(summary.values())))
+    rows = [("rows of the pass", *counts)]
+    for precision, each in summary.items():
+        cells = [f"{each[n]['ms']['median']:.1f} ms ({each[n]['ratio_to_one_row']['value']:.2f}x)" for n in counts]
+        rows.append((precision, *cells))
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_drafters(result: dict[str, Any]) -> str:
+    """Tokens a pass and speed-up of each drafter on each kind of prompt."""
+    rows = [
+        (
+            "prompts",
+            "drafter",
+            "tokens a pass",
+            "plain tokens/s",
+            "tokens/s",
+            "speed-up (95 % interval)",
+            "equal outputs",
+        )
+    ]
+    for name in ("copy", "spec_bench", "prose"):
+        if name not in result["sections"]:
+            continue
+        section = result["sections"][name]
+        plain = section["summary"]["plain"]
+        for drafter, each in section["summary"].items():
+            if drafter in ("plain", "by_category"):
+                continue
+            ratio = each["speed_up"]
+            rows.append(
+                (
+                    section["title"],
+                    drafter,
+                    f"{each['tokens_per_pass']:.2f}",
+                    f"{plain['tokens_per_s']:.0f}",
+                    f"{each['tokens_per_s']:.0f}",
+                    f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
+                    each["outputs_equal_to_plain"],
+                )
+            )
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_profile(result: dict[str, Any]) -> str:
+    """Milliseconds and share of each part of a step."""
+    profiles = result["profiles"]
+    rows = [("part", *(f"{p['precision']}, batch {p['batch']}, drafter {p['drafter']}" for p in profiles))]
+    for part in profiles[0]["parts_ms"]:
+        cells = [(p["parts_ms"][part], sum(p["parts_ms"].values())) for p in profiles]
+        rows.append((part, *(f"{ms:.2f} ms ({ms / total:.0%})" for ms, total in cells)))
+    rows.append(("whole step, median", *(f"{p['step_ms']['median']:.2f} ms" for p in profiles)))
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "engine_speed": ("engine_speed", table_of_bars),
+    "passes": ("engine_speed", table_of_passes),
+    "drafters": ("engine_speed", table_of_drafters),
+    "profile": ("profile_step", table_of_profile),
+}
+
+
+def provenance_line(result: dict[str, Any]) -> str:
+    """Machine, versions, commit and command in one sentence."""
+    machine, versions, git = result["machine"], result["versions"], result["git"]
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("outrider", "torch", "transformers") if name in versions)
+    processor = f"{machine['processor']} ({', '.join(machine['flags'])})"
+    return (
+        f"\n{processor}, {machine['threads']} threads; {shown}; commit {str(git['commit'])[:10]}; "
+        f"{result['started'][:10]}; `{result['command']}`\n"
+    )
+
+
+def render(text: str, folder: Path) -> str:
+    """The document with every marked table written anew.
+
+    Raises:
+        ValueError: an unknown name, or no result to render.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(2)
+        if name not in RENDERERS:
+            raise ValueError(f"table {name!r} is unknown; allowed: {', '.join(RENDERERS)}")
+        kind, renderer = RENDERERS[name]
+        return f"{match.group(1)}{renderer(newest(kind, folder))}{match.group(4)}"
+
+    return MARK.sub(replace, text)
+
+
+def _section(result: dict[str, Any], name: str) -> dict[str, Any]:
+    if name not in result["sections"]:
+        raise ValueError(f"the newest {result['kind']} result has no section {name}")
+    section: dict[str, Any] = result["sections"][name]
+    return section
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the tables of the named documents, or check them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.make_docs", description=__doc__)
+    parser.add_argument("documents", type=Path, nargs="+")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if a table is out of date")
+    args = parser.parse_args(argv)
+    stale = []
+    try:
+        for path in args.documents:
+            text = path.read_text(encoding="utf-8")
+            rendered = render(text, args.results)
+            if rendered != text:
+                stale.append(path)
+                if not args.check:
+                    path.write_text(rendered, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in stale:
+        print(f"{path}: {'out of date' if args.check else 'written'}")
+    return 1 if stale and args.check else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
