@@ -62,6 +62,24 @@ class Leaf(NamedTuple):
     probability: float
 
 
+class _Bracket(NamedTuple):
+    """An interval of a run's next uniform in which the verifier stops doing what it does at ``low``."""
+
+    fork: Fork
+    low: float
+    high: float
+    at_low: tuple[object, ...]
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def is_wide(self) -> bool:
+        width = self.high - self.low
+        return width > 4 * _HINT_WIDTH * self.high and width > _FINEST / 4
+
+
 Run = Callable[[Sequence[Fork]], list[Outcome]]
 Hint = Callable[[int, Place], float]
 
@@ -149,18 +167,21 @@ def _extended(fork: Fork, answer: float, probability: float) -> Fork:
 def _split(tests: Sequence[tuple[Fork, Place]], run: Run, hint: Hint) -> list[Fork]:
     """Fork each run over the intervals of its next uniform; a representative of each interval goes into the script."""
     probes = [_probes(hint(fork.start, place)) for fork, place in tests]
-    outcomes = run([_extended(fork, u, 1.0) for (fork, _), us in zip(tests, probes, strict=True) for u in us])
-    shown = iter(outcomes)
-    forks: list[Fork] = []
+    shown = iter(run([_extended(fork, u, 1.0) for (fork, _), us in zip(tests, probes, strict=True) for u in us]))
+    brackets: list[_Bracket] = []
     for (fork, _), us in zip(tests, probes, strict=True):
         signatures = [next(shown).signature for _ in us]
-        edges = [0.0]
         for (low, left), (high, right) in itertools.pairwise(zip(us, signatures, strict=True)):
             if left != right:
-                edges.append(_edge(fork, low, high, left, run))
-        edges.append(1.0)
-        forks.extend(_extended(fork, (a + b) / 2, b - a) for a, b in itertools.pairwise(edges))
-    return forks
+                brackets.append(_Bracket(fork, low, high, left))
+    edges: dict[Fork, list[float]] = {fork: [0.0] for fork, _ in tests}
+    for bracket in _narrowed(brackets, run):
+        edges[bracket.fork].append(bracket.middle)
+    return [
+        _extended(fork, (a + b) / 2, b - a)
+        for fork, found in edges.items()
+        for a, b in itertools.pairwise([*found, 1.0])
+    ]
 
 
 def _probes(threshold: float) -> list[float]:
@@ -170,12 +191,13 @@ def _probes(threshold: float) -> list[float]:
     return sorted({u for u in (*_GRID, *near, *ends) if 0 < u < 1})
 
 
-def _edge(fork: Fork, low: float, high: float, at_low: tuple[object, ...], run: Run) -> float:
-    """The uniform between ``low`` and ``high`` at which the verifier stops doing what it does at ``low``, by bisection."""
-    while high - low > 4 * _HINT_WIDTH * high and high - low > _FINEST / 4:
-        middle = (low + high) / 2
-        if run([_extended(fork, middle, 1.0)])[0].signature == at_low:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+def _narrowed(brackets: Sequence[_Bracket], run: Run) -> list[_Bracket]:
+    """Bisect all brackets together until each holds its threshold to about fourteen digits."""
+    done = list(brackets)
+    while wide := [index for index, bracket in enumerate(done) if bracket.is_wide]:
+        outcomes = run([_extended(done[index].fork, done[index].middle, 1.0) for index in wide])
+        for index, outcome in zip(wide, outcomes, strict=True):
+            bracket = done[index]
+            side = {"low": bracket.middle} if outcome.signature == bracket.at_low else {"high": bracket.middle}
+            done[index] = bracket._replace(**side)
+    return done
