@@ -15,7 +15,7 @@ import torch
 from outrider.drafters.base import Drafter
 from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
-from outrider.engine.planner import Planner
+from outrider.engine.planner import Planner, RowCosts
 from outrider.engine.request import Prompt, build_request
 from outrider.engine.result import GenerationResult, StreamEvent
 from outrider.engine.sequence import LiveSequence
@@ -36,6 +36,7 @@ class Engine:
         drafter: who proposes; ``None`` decodes plainly.
         config: how to speculate and batch.
         entropy: source of 63-bit seeds for requests without one; the default asks the operating system.
+        costs: pass time by rows, for the adaptive schedule; measured here in a fraction of a second if not given.
 
     Example::
 
@@ -52,6 +53,7 @@ class Engine:
         drafter: Drafter | None = None,
         config: EngineConfig | None = None,
         entropy: Callable[[], int] | None = None,
+        costs: RowCosts | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -61,7 +63,7 @@ class Engine:
         self._machinery = Machinery(
             target=target, cache=target.new_cache(), drafter=drafter, verification=self.config.verification
         )
-        self.planner = Planner(self.config)
+        self.planner = Planner(self.config, self._row_costs(costs))
         self._batch = Batch(self._machinery, self.config, self.tokenizer)
         self._ids = itertools.count()
         self._live: set[str] = set()
@@ -208,6 +210,10 @@ class Engine:
             "engine": self.config.to_json(),
             "sampling": asdict(params),
         }
+
+    def _row_costs(self, given: RowCosts | None) -> RowCosts:
+        is_needed = self.drafter is not None and self.config.schedule == "adaptive" and self.config.num_draft_tokens > 0
+        return given or (RowCosts.measured(self.target) if is_needed else RowCosts())
 
     @property
     def _drafter_name(self) -> str:

@@ -10,12 +10,15 @@ now (law 5), so the choice cannot bias the output.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.sequence import LiveSequence
+from outrider.models.base import Target
+from outrider.models.cost import time_passes
 from outrider.types import StepReport
 
 __all__ = ["Planner", "RowCosts"]
@@ -39,25 +42,30 @@ class RowCosts:
     """Milliseconds of a pass by its packed rows, measured; linear in between and beyond.
 
     Attributes:
-        rows: ascending row counts; ms: time of a pass with that many rows.
+        rows: ascending row counts; ms: time of a pass with that many rows. Both empty: a row more costs nothing.
     """
 
-    rows: tuple[int, ...]
-    ms: tuple[float, ...]
+    rows: tuple[int, ...] = ()
+    ms: tuple[float, ...] = ()
 
     def __call__(self, num_rows: float) -> float:
         """Predicted milliseconds of a pass over ``num_rows`` rows."""
-        if len(self.rows) == 1:
-            return self.ms[0]
+        if len(self.rows) < 2:
+            return self.ms[0] if self.ms else 1.0
         right = min(max(1, bisect_left(self.rows, num_rows)), len(self.rows) - 1)
         r0, r1 = self.rows[right - 1], self.rows[right]
         slope = (self.ms[right] - self.ms[right - 1]) / (r1 - r0)
         return self.ms[right - 1] + slope * (num_rows - r0)
 
     @staticmethod
-    def assumed() -> RowCosts:
-        """Before anything was measured: a row more costs 3 % of a pass."""
-        return RowCosts(rows=(1, 33), ms=(1.0, 1.96))
+    def measured(target: Target) -> RowCosts:
+        """Time a few passes of this target on this machine; a fraction of a second."""
+        num_cached = min(256, target.spec.max_positions // 2)
+        row_counts = [rows for rows in (1, 2, 4, 8, 16) if num_cached + rows <= target.spec.max_positions]
+        timed = time_passes(target, row_counts, num_cached=num_cached, repeats=3)
+        # A pass over more rows is never cheaper; where the clock says so, it erred.
+        ms = itertools.accumulate((ms for _, ms in timed), max)
+        return RowCosts(rows=tuple(rows for rows, _ in timed), ms=tuple(ms))
 
 
 @dataclass(slots=True)
@@ -102,13 +110,13 @@ class Planner:
 
     Args:
         config: ``schedule="fixed"`` always gives ``num_draft_tokens``.
-        costs: pass time by rows of this target on this machine.
+        costs: pass time by rows of this target on this machine; only the adaptive schedule reads them.
     """
 
-    def __init__(self, config: EngineConfig, costs: RowCosts | None = None) -> None:
+    def __init__(self, config: EngineConfig, costs: RowCosts) -> None:
         self._most = config.num_draft_tokens
         self._is_fixed = config.schedule == "fixed"
-        self.costs = costs or RowCosts.assumed()
+        self.costs = costs
         self._pooled = _Belief()
         self._plans: dict[int, _Plan] = {}
         self._draft_ms_per_token = 0.0

@@ -95,8 +95,8 @@ class TableModel:
         for segment in rows.segments:
             cache.tokens(segment.slot).extend(tokens[segment.start : segment.start + segment.num_rows])
         wanted = range(len(tokens)) if rows.logit_rows is None else rows.logit_rows
-        last = torch.tensor([tokens[row] for row in wanted])
-        first = torch.tensor([before[row] for row in wanted])
+        last = torch.tensor([tokens[row] for row in wanted], dtype=torch.int64)
+        first = torch.tensor([before[row] for row in wanted], dtype=torch.int64)
         logits = self._logits[last] if self._logits.dim() == 2 else self._logits[first, last]
         return ForwardResult(logits_RV=logits, taps={tap: rows.tokens_R.float().unsqueeze(1) for tap in taps})
 
