@@ -73,15 +73,15 @@ def test_ngram_options(target: LlamaTarget) -> None:
 
 def test_suffix_options(target: LlamaTarget) -> None:
     default = make_drafter("suffix", target)
-    drafter = make_drafter("suffix:max_depth=9,factor=2.5,offset=1,min_prob=0.3,max_nodes=77", target)
-    assert isinstance(default, SuffixDrafter) and isinstance(drafter, SuffixDrafter)
-    assert (default.max_depth, default.rule, default.max_nodes) == (
-        SuffixDrafter().max_depth,
-        SuffixDrafter().rule,
-        SuffixDrafter().max_nodes,
+    drafter = make_drafter(
+        "suffix:rule=paper,max_depth=9,width=3,factor=2.5,offset=1,min_prob=0.3,max_nodes=77", target
     )
-    assert (drafter.max_depth, drafter.max_nodes) == (9, 77)
-    assert (drafter.rule.factor, drafter.rule.offset, drafter.rule.min_prob) == (2.5, 1, 0.3)
+    assert isinstance(default, SuffixDrafter) and isinstance(drafter, SuffixDrafter)
+    plain = SuffixDrafter()
+    for name in ("rule", "max_depth", "width", "min_prob", "score_rule", "max_nodes"):
+        assert getattr(default, name) == getattr(plain, name)
+    assert (drafter.rule, drafter.max_depth, drafter.width, drafter.max_nodes) == ("paper", 9, 3, 77)
+    assert (drafter.score_rule.factor, drafter.score_rule.offset, drafter.score_rule.min_prob) == (2.5, 1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_precision_of_a_draft_model_can_be_chosen(target: LlamaTarget) -> No
     [
         ("", "empty"),
         ("ngram:max_mtch=3", "'max_mtch'.*did you mean 'max_match'"),
-        ("suffix:min_match=3", "unknown option 'min_match'.*allowed: max_depth"),
+        ("suffix:min_match=3", "unknown option 'min_match'.*allowed: rule, max_depth"),
         ("none:depth=2", "takes none"),
         ("self:dept=2", "did you mean 'depth'"),
         ("ngram:max_match=three", "max_match is an integer, not 'three'"),
@@ -157,7 +157,7 @@ def test_past_answers_are_preloaded(target: LlamaTarget, tmp_path: Path) -> None
     ]
     path = tmp_path / "answers.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    drafter = make_drafter(f"suffix:factor=4,preload={path}", target)
+    drafter = make_drafter(f"suffix:preload={path}", target)
     assert isinstance(drafter, SuffixDrafter)
     contexts = {0: [1], 1: [3], 2: [6], 3: [8], 4: [10]}
     for sequence, tokens in contexts.items():

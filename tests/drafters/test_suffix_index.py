@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix_index import RANK_UNIT, START, SuffixIndex
+from outrider.drafters.suffix_index import RANK_UNIT, START, WIDEST, SuffixIndex
 
 text = st.lists(st.integers(0, 2), max_size=14)
 
@@ -101,6 +102,26 @@ def test_advance_keeps_the_longest_known_suffix(held: list[int], asked: list[int
         assert matched == longest
         if matched:
             assert index.rank[node] // RANK_UNIT == known[tuple(asked[end - matched : end])]
+
+
+def test_successors_are_ranked_and_follow_every_change() -> None:
+    draw = random.Random(4)
+    index = SuffixIndex(4)
+    held: list[list[int]] = []
+    for step in range(12):
+        tokens = [draw.choice([0, draw.randrange(40)]) for _ in range(80)]
+        index.append(tokens)
+        index.end_text(tokens)
+        held.append(tokens)
+        if step % 3 == 2:
+            index.remove_oldest()
+            del held[0]
+        followers = [after for text in held for before, after in pairwise(text) if before == 0]
+        last_seen = {token: place for place, token in enumerate(followers)}
+        expected = sorted(Counter(followers).items(), key=lambda item: (-item[1], -last_seen[item[0]]))
+        total, best = index.successors(index.next[START][0])
+        assert total == len(followers)
+        assert best == expected[:WIDEST] and len(expected) > WIDEST
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 50])

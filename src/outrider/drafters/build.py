@@ -3,8 +3,8 @@
 ==================  ==================================================================================================
 ``none``            no drafter
 ``ngram``           prompt lookup; options ``max_match``, ``min_match``
-``suffix``          suffix decoding; options ``max_depth``, ``factor``, ``offset``, ``min_prob``, ``max_nodes``,
-                    ``preload`` (a JSON Lines file of past answers)
+``suffix``          suffix decoding; options ``rule`` (tree, chain, paper), ``max_depth``, ``width``, ``min_prob``, ``factor``,
+                    ``offset``, ``max_nodes``, ``preload`` (a JSON Lines file of past answers)
 ``self``            the target itself in int8
 ``slice:8``         the target's first eight layers with its LM head
 ``random``          a small model that knows nothing: what a useless drafter costs
@@ -42,6 +42,7 @@ DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "random")
 """Names that are not models."""
 
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
+_SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
 _TREE_OPTIONS = ("depth", "width", "num_nodes")
 _RANDOM_WIDTH = 64
 
@@ -125,12 +126,14 @@ def _make_ngram(spec: str, options: Mapping[str, str]) -> NGramDrafter:
 
 
 def _make_suffix(spec: str, options: Mapping[str, str], target: LlamaTarget) -> SuffixDrafter:
-    _refuse_unknown(spec, options, ("max_depth", "factor", "offset", "min_prob", "max_nodes", "preload"))
+    _refuse_unknown(spec, options, _SUFFIX_OPTIONS)
     drafter = SuffixDrafter(
+        rule=options.get("rule", "tree"),
         max_depth=_number(spec, options, "max_depth", int, 24),
+        width=_number(spec, options, "width", int, 4),
+        min_prob=_number(spec, options, "min_prob", float, 0.0) if "min_prob" in options else None,
         factor=_number(spec, options, "factor", float, 1.0),
         offset=_number(spec, options, "offset", float, 0.0),
-        min_prob=_number(spec, options, "min_prob", float, 0.1),
         max_nodes=_number(spec, options, "max_nodes", int, 200_000),
     )
     if "preload" in options:

@@ -1,9 +1,16 @@
 """Suffix decoding (arXiv 2411.04975): drafts from everything said before, in this request and in finished ones.
 
-One index holds each active sequence (prompt and output), one holds the responses of finished sequences. A proposal looks
-at every suffix of the text that the index knows, follows the most frequent continuation of each, and keeps the path with
-the best score: the sum of the estimated probabilities that its tokens are right, which is the number of tokens that it
-can hope to have accepted. A longer match earns the right to a longer path.
+One index holds each active sequence (prompt and output), one holds the responses of finished sequences. Three rules turn
+them into drafts:
+
+``tree``   (default) the likeliest nodes, best first, wherever they are: see :mod:`outrider.drafters.suffix_tree`.
+``chain``  the likeliest token after the likeliest token, by the same estimates.
+``paper``  the paper's: look at every suffix of the text that the index knows, follow the most frequent continuation of
+           each, and keep the path with the best score, the sum of the estimated probabilities that its tokens are right.
+           A longer match earns the right to a longer path.
+
+On greedy answers of a small model to mixed prompts, with at most 8 draft tokens, they commit 2.38, 2.27 and 1.98 tokens a
+pass, and prompt lookup 2.14 (docs/log.md).
 """
 
 from __future__ import annotations
@@ -13,9 +20,10 @@ from dataclasses import dataclass
 from math import floor
 
 from outrider.drafters.base import DraftRequest
-from outrider.drafters.suffix_index import RANK_UNIT, START, SuffixIndex
-from outrider.errors import ConfigError
-from outrider.types import NO_DRAFT, Proposal
+from outrider.drafters.suffix_index import RANK_UNIT, START, WIDEST, SuffixIndex
+from outrider.drafters.suffix_tree import OWN_DOUBT, SHARED_DOUBT, Source, grow_tree
+from outrider.errors import ConfigError, nearest
+from outrider.types import NO_DRAFT, ROOT, Proposal
 
 __all__ = ["ScoreRule", "SuffixDrafter", "speculate"]
 
@@ -39,6 +47,9 @@ class ScoreRule:
         return min(wanted, floor(matched * self.factor + self.offset))
 
 
+RULES = ("tree", "chain", "paper")
+
+
 @dataclass(slots=True)
 class _Active:
     """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read."""
@@ -53,17 +64,20 @@ class _Active:
 
 
 class SuffixDrafter:
-    """Drafts the most promising continuation of any suffix of the text.
+    """Drafts what followed any suffix of the text before.
 
-    Of two paths with the same score the longer match wins, then the sequence's own text over finished ones. Of two equally
-    frequent continuations the one seen last is followed.
+    Of equally frequent continuations the one seen last is followed; of equally good drafts the one from the longer match
+    wins, then the one from the sequence's own text.
 
     A path that reaches the depth limit goes on from its longest suffix inside the limit, so that a long repetition is
     followed for as many tokens as are wanted (the tree of the paper ends there).
 
     Args:
+        rule: ``tree``, ``chain`` or ``paper``, as above. Trees have at most as many nodes as draft tokens are wanted.
         max_depth: tokens of the longest counted substring: a match and what follows it.
-        factor, offset, min_prob: see :class:`ScoreRule`.
+        width: children of a node of a ``tree``, at most 8.
+        min_prob: drafts less likely than this to be kept are left out; ``None`` is 0.1 for ``paper``, else 0.
+        factor, offset: of the ``paper`` rule, see :class:`ScoreRule`.
         max_nodes: nodes that finished responses may take together (about 350 bytes each); past it the oldest responses
             are forgotten whole. 0 remembers none.
 
@@ -74,19 +88,26 @@ class SuffixDrafter:
     def __init__(
         self,
         *,
+        rule: str = "tree",
         max_depth: int = 24,
+        width: int = 4,
+        min_prob: float | None = None,
         factor: float = 1.0,
         offset: float = 0.0,
-        min_prob: float = 0.1,
         max_nodes: int = 200_000,
     ) -> None:
+        _require(rule in RULES, "rule", rule, f"{', '.join(RULES)}{nearest(rule, RULES)}")
+        _require(1 <= width <= WIDEST, "width", width, f"1 to {WIDEST}")
         _require(2 <= max_depth <= 256, "max_depth", max_depth, "2 to 256")
         _require(0 <= factor <= 128, "factor", factor, "0 to 128")
         _require(0 <= offset <= 128, "offset", offset, "0 to 128")
-        _require(0 <= min_prob <= 1, "min_prob", min_prob, "0 to 1")
+        _require(min_prob is None or 0 <= min_prob <= 1, "min_prob", min_prob, "0 to 1")
         _require(0 <= max_nodes <= 100_000_000, "max_nodes", max_nodes, "0 to 100000000")
         self.name = "suffix"
-        self.rule = ScoreRule(factor=factor, offset=offset, min_prob=min_prob)
+        self.rule = rule
+        self.width = 1 if rule == "chain" else width
+        self.min_prob = min_prob if min_prob is not None else 0.1 if rule == "paper" else 0.0
+        self.score_rule = ScoreRule(factor=factor, offset=offset, min_prob=self.min_prob)
         self.max_depth = max_depth
         self.max_nodes = max_nodes
         self._shared = SuffixIndex(max_depth)
@@ -136,16 +157,26 @@ class SuffixDrafter:
 
     def _propose_one(self, request: DraftRequest) -> Proposal:
         active = self._active[request.sequence]
-        wanted = request.num_draft_tokens
-        node, matched = active.index.end
-        score, path = speculate(active.index, node, matched, rule=self.rule, wanted=wanted)
         if self._shared.num_texts:
             self._read_shared(active, request.tokens)
-            shared = speculate(
-                self._shared, active.node, active.matched, rule=self.rule, wanted=wanted, score_to_beat=score
-            )
-            path = shared[1] or path
-        return Proposal.chain(path, drafter=self.name) if path else NO_DRAFT
+        draft = self._draft_path if self.rule == "paper" else self._draft_tree
+        tokens, parents = draft(active, request.num_draft_tokens)
+        return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter=self.name) if tokens else NO_DRAFT
+
+    def _draft_tree(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
+        sources, places = [Source(active.index, OWN_DOUBT)], [active.index.end]
+        if self._shared.num_texts:
+            sources.append(Source(self._shared, SHARED_DOUBT))
+            places.append((active.node, active.matched))
+        return grow_tree(sources, places, depth=wanted, num_nodes=wanted, width=self.width, min_prob=self.min_prob)
+
+    def _draft_path(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
+        rule = self.score_rule
+        score, path = speculate(active.index, *active.index.end, rule=rule, wanted=wanted)
+        if self._shared.num_texts:
+            place = (active.node, active.matched)
+            path = speculate(self._shared, *place, rule=rule, wanted=wanted, score_to_beat=score)[1] or path
+        return path, range(ROOT, len(path) - 1)
 
     def _read_shared(self, active: _Active, tokens: Sequence[int]) -> None:
         """Bring the sequence's place in the shared index up to date. Matches are shorter than ``max_depth``."""

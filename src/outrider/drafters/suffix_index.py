@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from heapq import nlargest
 
-__all__ = ["RANK_UNIT", "START", "SuffixIndex"]
+__all__ = ["RANK_UNIT", "START", "WIDEST", "SuffixIndex"]
 
 START = 0
 """The node of the empty string."""
 
 RANK_UNIT = 1 << 40
+
+WIDEST = 8
+"""Successors of a node that are ever told of."""
 
 _NOWHERE = -1
 
@@ -55,6 +59,7 @@ class SuffixIndex:
         self._holders = [1]
         self._unused: list[int] = []
         self._texts: deque[tuple[int, ...]] = deque()
+        self._successors: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # of wide nodes, until the next change
         self._clock = 0
         self._last = START  # node of the whole growing text
         self._window = START  # node of its last `_reach` tokens, _reach = min(depth, its tokens)
@@ -78,6 +83,7 @@ class SuffixIndex:
 
     def append(self, tokens: Iterable[int]) -> None:
         """Add tokens to the growing text."""
+        self._successors.clear()
         for token in tokens:
             self._last = self._extend(self._last, token)
             self._holders[self._last] += 1
@@ -93,6 +99,7 @@ class SuffixIndex:
     def remove_oldest(self) -> None:
         """Forget the text that was ended first; the growing text must be empty."""
         assert self._last == START
+        self._successors.clear()
         tokens = self._texts.popleft()
         prefixes = []
         last, window, reach = START, START, 0
@@ -121,6 +128,27 @@ class SuffixIndex:
         while self.length[self.link[node]] >= matched and node != START:
             node = self.link[node]
         return node
+
+    def back_off(self, node: int, matched: int) -> tuple[int, int]:
+        """The longest suffix of a node's substring of ``matched`` tokens that something follows; else the start."""
+        while not self.next[node] and node != START:
+            node = self.link[node]
+            matched = self.length[node]
+        return node, matched
+
+    def successors(self, node: int) -> tuple[int, list[tuple[int, int]]]:
+        """Occurrences of all successors of a node together, and the ``WIDEST`` highest ranking with their counts."""
+        known = self._successors.get(node)
+        if known is not None:
+            return known
+        rank, token = self.rank, self.token
+        children = self.next[node].values()
+        total = sum([rank[child] // RANK_UNIT for child in children])
+        best = nlargest(WIDEST, children, key=rank.__getitem__) if len(children) > 1 else children
+        found = total, [(token[child], rank[child] // RANK_UNIT) for child in best]
+        if len(children) > WIDEST:
+            self._successors[node] = found
+        return found
 
     def _slide(self, window: int, reach: int, token: int) -> tuple[int, int]:
         # Extending the text may have split the window's node, and its shorter part is the one meant.
