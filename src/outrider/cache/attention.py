@@ -59,7 +59,10 @@ class PassAttention:
             self._order_R = torch.tensor(order).argsort()
 
     def attend(self, layer: int, qkv_RNGC: Tensor) -> Tensor:
-        """Cache this layer's keys and values and attend to everything each row may see; ``[R, N * G * C]``."""
+        """Cache this layer's keys and values and attend to everything each row may see; ``[R, N * G * C]``.
+
+        To be called inside ``torch.inference_mode``, for every layer once.
+        """
         outputs = [group.attend(layer, qkv_RNGC) for group in self._groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if self._order_R is None:

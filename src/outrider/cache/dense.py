@@ -147,6 +147,7 @@ class DenseCache:
             segments: the pass, in packed order; a slot appears at most once.
             num_groups: query heads per key/value head.
         """
+        assert len({segment.slot for segment in segments}) == len(segments), "a slot may come once a pass"
         for segment in segments:
             self._reserve(segment.slot, self._lengths[segment.slot] + segment.num_rows)
         groups = [self._plan(members, num_groups) for members in self._runs(segments)]
