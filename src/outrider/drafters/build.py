@@ -120,7 +120,7 @@ def _make_ngram(spec: str, options: Mapping[str, str]) -> NGramDrafter:
     _refuse_unknown(spec, options, ("max_match", "min_match"))
     min_match = _number(spec, options, "min_match", int, 1)
     return NGramDrafter(
-        max_match=_number(spec, options, "max_match", int, max(4, min_match)),
+        max_match=_number(spec, options, "max_match", int, max(8, min_match)),
         min_match=min_match,
     )
 

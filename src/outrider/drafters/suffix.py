@@ -9,8 +9,8 @@ them into drafts:
            each, and keep the path with the best score, the sum of the estimated probabilities that its tokens are right.
            A longer match earns the right to a longer path.
 
-On greedy answers of a small model to mixed prompts, with at most 8 draft tokens, they commit 2.38, 2.27 and 1.98 tokens a
-pass, and prompt lookup 2.14 (docs/log.md).
+On greedy answers of SmolLM2-135M-Instruct to 120 Spec-Bench prompts, answered one after the other, with at most 8 draft
+tokens, they commit 2.58, 2.44 and 2.12 tokens a pass; prompt lookup 2.25.
 """
 
 from __future__ import annotations

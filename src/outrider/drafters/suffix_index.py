@@ -143,8 +143,12 @@ class SuffixIndex:
             return known
         rank, token = self.rank, self.token
         children = self.next[node].values()
+        if len(children) == 1:
+            [child] = children
+            count = rank[child] // RANK_UNIT
+            return count, [(token[child], count)]
         total = sum([rank[child] // RANK_UNIT for child in children])
-        best = nlargest(WIDEST, children, key=rank.__getitem__) if len(children) > 1 else children
+        best = nlargest(WIDEST, children, key=rank.__getitem__)
         found = total, [(token[child], rank[child] // RANK_UNIT) for child in best]
         if len(children) > WIDEST:
             self._successors[node] = found

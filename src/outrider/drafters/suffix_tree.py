@@ -58,19 +58,21 @@ def grow_tree(
     parents: list[int] = []
     waiting: list[tuple[float, int, int, int, int, Sequence[Place]]] = []
     serial, probability, parent, level = 0, 1.0, ROOT, 0
-    while True:
+    while len(tokens) < num_nodes:
         if level < depth:
             places, candidates = predict(sources, places, width)
             for token, share in candidates:
                 serial += 1  # of equally likely nodes the one proposed first
                 heappush(waiting, (-probability * share, serial, token, parent, level + 1, places))
-        if not waiting or len(tokens) == num_nodes or -waiting[0][0] < min_prob:
-            return tokens, parents
+        if not waiting or -waiting[0][0] < min_prob:
+            break
         negative, _, token, above, level, places = heappop(waiting)
         probability, parent = -negative, len(tokens)
         tokens.append(token)
         parents.append(above)
-        places = [source.index.advance(*place, token) for source, place in zip(sources, places, strict=True)]
+        if len(tokens) < num_nodes:
+            places = [source.index.advance(*place, token) for source, place in zip(sources, places, strict=True)]
+    return tokens, parents
 
 
 def predict(
