@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.rng import Purpose, gumbel_BV, noise_key, uniform
+from outrider.rng import Purpose, gumbel_at_BK, gumbel_BV, noise_key, uniform
 
 MASK = (1 << 64) - 1
 
@@ -102,6 +102,13 @@ def test_noise_of_a_token_depends_on_nothing_else() -> None:
     for row, key in enumerate(keys):
         assert torch.equal(gumbel_BV([key], 1000)[0], together[row])
         assert torch.equal(gumbel_BV([key], 130)[0], together[row, :130])
+
+
+def test_noise_of_some_tokens_is_that_of_the_whole_row() -> None:
+    keys = [noise_key(3, 0, position, Purpose.TARGET) for position in range(3)]
+    ids = torch.tensor([[0, 7, 7, 999], [5, 4, 3, 2], [999, 0, 500, 1]])
+    assert torch.equal(gumbel_at_BK(keys, ids), gumbel_BV(keys, 1000).gather(1, ids))
+    assert ids.tolist()[0] == [0, 7, 7, 999]
 
 
 def test_noise_is_gumbel() -> None:

@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["Purpose", "gumbel_BV", "noise_key", "uniform"]
+__all__ = ["Purpose", "gumbel_BV", "gumbel_at_BK", "noise_key", "uniform"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -68,6 +68,11 @@ def gumbel_BV(keys: Sequence[int], vocab_size: int, device: torch.device | str =
     """
     state_BV = _counters_V(vocab_size, torch.device(device)) + _signed_B1(keys, device)
     return _gumbel_in_place(state_BV)
+
+
+def gumbel_at_BK(keys: Sequence[int], ids_BK: Tensor) -> Tensor:
+    """The same noise for some token ids of each key's row alone, float64 like ``ids_BK``."""
+    return _gumbel_in_place((ids_BK + 1).mul_(_signed(_GOLDEN)).add_(_signed_B1(keys, ids_BK.device)))
 
 
 def _finalise(value: int) -> int:

@@ -104,3 +104,21 @@ def test_min_p_of_one_keeps_the_likeliest_tokens_only() -> None:
 def test_a_tiny_temperature_is_the_argmax() -> None:
     logits = torch.tensor([[1.0, 2.0, 1.9, -5.0]])
     assert warp_logits(logits, [SamplingParams(temperature=1e-4)]).softmax(-1).tolist() == [[0, 1, 0, 0]]
+
+
+def test_a_tie_wider_than_the_head_still_goes_to_the_lowest_ids() -> None:
+    """2,000 equal logits, some larger ones with high ids: neither the sorted head nor its order decides."""
+    logits = torch.zeros(1, 2048)
+    logits[0, [5, 2000, 2047]] = torch.tensor([1.0, 2.0, 3.0])
+    got = warp_logits(logits, [SamplingParams(temperature=1, top_k=10)])
+    assert support(got) == [[0, 1, 2, 3, 4, 5, 6, 7, 2000, 2047]]
+    assert got[0, 5] == 1
+    mass = logits.double().softmax(-1)
+    top_p = float(mass[0, [5, 2000, 2047]].sum() + mass[0, 0] * 300.5)
+    got = warp_logits(logits.double(), [SamplingParams(temperature=1, top_p=top_p)])
+    assert support(got) == [[*range(302), 2000, 2047]]
+
+
+def test_top_k_above_the_number_of_allowed_tokens_adds_none() -> None:
+    logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf, -math.inf]])
+    assert support(warp_logits(logits, [SamplingParams(temperature=1, top_k=4, top_p=0.9999)])) == [[0, 2]]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["argmax_tokens", "draw_logits", "draw_weights"]
+from outrider.rng import gumbel_at_BK, gumbel_BV
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.warp import cut_heads
+
+__all__ = ["argmax_tokens", "draw_logits", "draw_processed", "draw_weights"]
 
 _BLOCK = 256
 
@@ -23,6 +29,28 @@ def draw_logits(logits_BV: Tensor, gumbel_BV: Tensor) -> list[int]:
         gumbel_BV: float64 noise, overwritten.
     """
     return argmax_tokens(gumbel_BV.add_(logits_BV))
+
+
+def draw_processed(logits_BV: Tensor, params: Sequence[SamplingParams], keys: Sequence[int]) -> list[int]:
+    """One token a row from ``softmax(warp_logits(logits, params))`` with the noise of its key.
+
+    The same tokens as ``draw_logits(warp_logits(logits, params), gumbel_BV(keys, ...))``; rows that ``top_k`` or ``top_p``
+    cuts get noise for what is left of them alone.
+    """
+    dense_BV, heads = cut_heads(logits_BV, params)
+    tokens: dict[int, int] = {}
+    for head in heads:
+        noise_BK = gumbel_at_BK([keys[row] for row in head.rows], head.ids_BK)
+        best_B1 = noise_BK.add_(head.logits_BK).argmax(dim=-1, keepdim=True)
+        tokens.update(zip(head.rows, head.ids_BK.gather(1, best_B1).flatten().tolist(), strict=True))
+    rest = [row for row in range(len(params)) if row not in tokens]
+    # One row's noise fits a processor's cache, two do not; other devices want few, large operations.
+    num_at_once = 1 if dense_BV.device.type == "cpu" else max(len(rest), 1)
+    for start in range(0, len(rest), num_at_once):
+        rows = rest[start : start + num_at_once]
+        noise_BV = gumbel_BV([keys[row] for row in rows], dense_BV.shape[1], dense_BV.device)
+        tokens.update(zip(rows, draw_logits(dense_BV[rows], noise_BV), strict=True))
+    return [tokens[row] for row in range(len(params))]
 
 
 def draw_weights(weights_BV: Tensor, gumbel_BV: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.rng import Purpose, gumbel_BV, noise_key, uniform
-from outrider.sampling.draw import argmax_tokens, draw_logits, draw_weights
+from outrider.sampling.draw import argmax_tokens, draw_processed, draw_weights
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.sampling.warp import warp_logits
@@ -22,8 +22,8 @@ from outrider.types import TokenLogprobs
 
 __all__ = ["ProcessedLaws", "process_logits"]
 
-_ROWS_AT_ONCE = 4
-"""Rows that are noised together: few enough to stay in the processor's cache."""
+_ROWS_AT_ONCE = 16
+"""Places that are drawn together: bounds the copies of logits."""
 
 
 class _Place(Protocol):
@@ -78,7 +78,9 @@ class ProcessedLaws:
             _fill(tokens, processed, argmax_tokens(logits_BV))
         for start in range(0, len(drawn), _ROWS_AT_ONCE):
             part = drawn[start : start + _ROWS_AT_ONCE]
-            _fill(tokens, part, self._draw([places[index] for index in part]))
+            standing = [places[index] for index in part]
+            logits_BV = self._masked_logits(standing)
+            _fill(tokens, part, draw_processed(logits_BV, self._params(standing), self._keys(standing, Purpose.TARGET)))
         return tokens
 
     def probs_BV(self, places: Sequence[_Place]) -> Tensor:
@@ -162,11 +164,6 @@ class ProcessedLaws:
         rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)
         states = [self._states[place.sequence] for place in places]
         return process_logits(self._logits_RV.index_select(0, rows_B), states, [place.path for place in places])
-
-    def _draw(self, places: Sequence[_Place]) -> list[int]:
-        logits_BV = warp_logits(self._masked_logits(places), self._params(places))
-        noise_BV = gumbel_BV(self._keys(places, Purpose.TARGET), logits_BV.shape[1], logits_BV.device)
-        return draw_logits(logits_BV, noise_BV)
 
     def _params(self, places: Sequence[_Place]) -> list[SamplingParams]:
         return [self._states[place.sequence].params for place in places]

@@ -2,25 +2,39 @@
 
 Every row is processed by itself, with arithmetic that does not depend on its companions. Cuts are made on logits, not on
 rounded probabilities, and ties at a cut go to the lowest id: ``top_k`` keeps exactly k tokens, ``top_p`` the smallest set
-of likeliest tokens whose mass reaches it (at least one).
+of likeliest tokens whose mass reaches it (at least one). Both keep *the n largest* logits, so a row with either is cut to
+a short head of its sorted logits, and whoever draws from it needs noise for those tokens alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["warp_logits"]
+__all__ = ["Head", "cut_heads", "has_head", "warp_logits"]
 
-_Cut = Callable[[Tensor, Tensor], Tensor]
+_FIRST_HEAD = 128
+"""How many tokens ``top_p`` alone sorts at first; a flatter law makes it sort eight times as many, and so on."""
 
-_HEAD = 1024
-"""How many tokens ``top_p`` sorts at first; a flat law makes it sort eight times as many, and so on."""
+
+class Head(NamedTuple):
+    """All that is left of some rows after ``top_k`` and ``top_p``.
+
+    Attributes:
+        rows: which rows, of the tensor that was cut.
+        ids_BK: token ids, in no promised order among equal logits; a token may stand twice, with one and the same logit.
+        logits_BK: their logits; -inf marks entries that were cut.
+    """
+
+    rows: tuple[int, ...]
+    ids_BK: Tensor
+    logits_BK: Tensor
 
 
 def warp_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -33,14 +47,43 @@ def warp_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Returns:
         A new tensor, or ``logits_BV`` itself if every row's fields are neutral.
     """
+    dense_BV, heads = cut_heads(logits_BV, params)
+    if not heads:
+        return dense_BV
+    warped_BV = dense_BV.clone()
+    for head in heads:
+        rows_B = torch.tensor(head.rows, device=logits_BV.device)
+        cut_BV = torch.full(
+            (len(head.rows), logits_BV.shape[1]), -math.inf, dtype=logits_BV.dtype, device=logits_BV.device
+        )
+        warped_BV.index_copy_(0, rows_B, cut_BV.scatter_(1, head.ids_BK, head.logits_BK))
+    return warped_BV
+
+
+def has_head(params: SamplingParams, vocab_size: int) -> bool:
+    """True if ``top_k`` or ``top_p`` cuts."""
+    return params.top_p < 1 or _num_top(params, vocab_size) > 0
+
+
+def cut_heads(logits_BV: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, list[Head]]:
+    """Rows after temperature and ``min_p``, and the heads of those rows that ``top_k`` or ``top_p`` cuts further."""
     assert len(params) == logits_BV.shape[0]
     assert all(p.temperature > 0 for p in params), "greedy rows have no law to warp"
-    logits_BV = _apply_temperature(logits_BV, params)
     vocab_size = logits_BV.shape[1]
-    logits_BV = _on_rows(logits_BV, [p.min_p for p in params], 0.0, _cut_min_p)
-    top_ks = [float(p.top_k) if 0 < p.top_k < vocab_size else 0.0 for p in params]
-    logits_BV = _on_rows(logits_BV, top_ks, 0.0, _cut_top_k)
-    return _on_rows(logits_BV, [p.top_p for p in params], 1.0, _cut_top_p)
+    dense_BV = _cut_min_p(_apply_temperature(logits_BV, params), params)
+    groups: dict[int, list[int]] = {}
+    for row, fields in enumerate(params):
+        if has_head(fields, vocab_size):
+            groups.setdefault(_num_top(fields, vocab_size), []).append(row)
+    heads: list[Head] = []
+    for num_top, rows in groups.items():
+        heads.extend(_heads_of_group(dense_BV, rows, num_top, [params[row].top_p for row in rows]))
+    return dense_BV, heads
+
+
+def _num_top(params: SamplingParams, vocab_size: int) -> int:
+    """``top_k`` where it cuts, else 0."""
+    return params.top_k if 0 < params.top_k < vocab_size else 0
 
 
 def _apply_temperature(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -50,52 +93,66 @@ def _apply_temperature(logits_BV: Tensor, params: Sequence[SamplingParams]) -> T
     return logits_BV / torch.tensor(temperatures, dtype=logits_BV.dtype, device=logits_BV.device).unsqueeze(1)
 
 
-def _on_rows(logits_BV: Tensor, values: Sequence[float], neutral: float, cut: _Cut) -> Tensor:
-    """Apply ``cut`` to the rows whose value is not neutral, and leave the others as they are."""
-    rows = [row for row, value in enumerate(values) if value != neutral]
-    if not rows:
-        return logits_BV
-    active = torch.tensor([values[row] for row in rows], dtype=torch.float64, device=logits_BV.device)
-    if len(rows) == len(values):
-        return cut(logits_BV, active)
-    rows_B = torch.tensor(rows, device=logits_BV.device)
-    return logits_BV.index_copy(0, rows_B, cut(logits_BV.index_select(0, rows_B), active))
-
-
-def _cut_min_p(logits_BV: Tensor, min_ps_B: Tensor) -> Tensor:
+def _cut_min_p(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Drop tokens whose probability is below min_p times the largest one, compared as logits."""
-    floor_B1 = logits_BV.amax(dim=-1, keepdim=True) + min_ps_B.log().to(logits_BV.dtype).unsqueeze(1)
-    return logits_BV.masked_fill(logits_BV < floor_B1, -math.inf)
+    if not any(p.min_p for p in params):
+        return logits_BV
+    log_min_ps = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
+    log_min_ps_B1 = torch.tensor(log_min_ps, dtype=logits_BV.dtype, device=logits_BV.device).unsqueeze(1)
+    return logits_BV.masked_fill(logits_BV < logits_BV.amax(dim=-1, keepdim=True) + log_min_ps_B1, -math.inf)
 
 
-def _cut_top_k(logits_BV: Tensor, top_ks_B: Tensor) -> Tensor:
-    counts_B = top_ks_B.long()
-    head_BK = logits_BV.topk(int(counts_B.max()), dim=-1).values
-    return _keep_largest(logits_BV, head_BK.gather(1, counts_B.unsqueeze(1) - 1), counts_B)
-
-
-def _cut_top_p(logits_BV: Tensor, top_ps_B: Tensor) -> Tensor:
-    probs_BV = logits_BV.softmax(dim=-1)
-    vocab_size = logits_BV.shape[1]
-    size = min(_HEAD, vocab_size)
-    while True:
-        head_BK, ids_BK = logits_BV.topk(size, dim=-1)
-        mass_BK = probs_BV.gather(1, ids_BK).double().cumsum(dim=-1)
-        short_BK = mass_BK < top_ps_B.unsqueeze(1)
-        if size == vocab_size or not bool(short_BK[:, -1].any()):
-            break
+def _heads_of_group(dense_BV: Tensor, rows: Sequence[int], num_top: int, top_ps: Sequence[float]) -> list[Head]:
+    """Cut rows that share ``top_k`` (0 for none), so that a row's sums have one length whatever its companions ask for."""
+    vocab_size = dense_BV.shape[1]
+    size = num_top or min(_FIRST_HEAD, vocab_size)
+    heads: list[Head] = []
+    while rows:
+        logits_BV = dense_BV if len(rows) == dense_BV.shape[0] else dense_BV[list(rows)]
+        top_ps_B1 = torch.tensor(top_ps, dtype=torch.float64, device=dense_BV.device).unsqueeze(1)
+        # One more than the head can hold shows whether a tie crosses the cut.
+        values_BK, ids_BK = logits_BV.topk(min(size + 1, vocab_size), dim=-1)
+        probs_BK = _head_probs_BK(logits_BV, values_BK[:, :size], ids_BK[:, :size], is_whole=num_top > 0)
+        is_short_BK = (probs_BK.double().cumsum(dim=-1) < top_ps_B1) | (top_ps_B1 == 1)
+        counts_B = (is_short_BK.sum(dim=-1) + 1).clamp_max(size)
+        is_open = [False] * len(rows) if num_top or size == vocab_size else is_short_BK[:, -1].tolist()
+        done = [index for index, still in enumerate(is_open) if not still]
+        if done:
+            part = slice(None) if len(done) == len(rows) else done
+            values, ids = _keep_largest(logits_BV[part], values_BK[part], ids_BK[part], counts_B[part])
+            heads.append(Head(tuple(rows[index] for index in done), ids, values))
+        rows = [row for row, still in zip(rows, is_open, strict=True) if still]
+        top_ps = [top_p for top_p, still in zip(top_ps, is_open, strict=True) if still]
         size = min(size * 8, vocab_size)
-    counts_B = (short_BK.sum(dim=-1) + 1).clamp_max(vocab_size)
-    return _keep_largest(logits_BV, head_BK.gather(1, counts_B.unsqueeze(1) - 1), counts_B)
+    return heads
 
 
-def _keep_largest(logits_BV: Tensor, nth_B1: Tensor, counts_B: Tensor) -> Tensor:
-    """Keep the ``counts_B`` largest logits of each row, of which ``nth_B1`` is the smallest; ties to the lowest id."""
-    kept_BV = logits_BV >= nth_B1
-    crowded_B = kept_BV.sum(dim=-1) > counts_B
-    if bool(crowded_B.any()):
-        above_BV = logits_BV > nth_B1
-        tied_BV = kept_BV & ~above_BV
-        room_B1 = (counts_B - above_BV.sum(dim=-1)).unsqueeze(1)
-        kept_BV = above_BV | (tied_BV & (tied_BV.cumsum(dim=-1) <= room_B1))
-    return logits_BV.masked_fill(~kept_BV, -math.inf)
+def _head_probs_BK(logits_BV: Tensor, values_BK: Tensor, ids_BK: Tensor, *, is_whole: bool) -> Tensor:
+    """Probabilities of the head's tokens: within the head if ``top_k`` made it, else within the row."""
+    if is_whole:
+        return values_BK.softmax(dim=-1)
+    return logits_BV.softmax(dim=-1).gather(1, ids_BK)
+
+
+def _keep_largest(logits_BV: Tensor, values_BK: Tensor, ids_BK: Tensor, counts_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the ``counts_B`` first of sorted logits; where a tie crosses the cut, its lowest ids.
+
+    Returns:
+        Logits, -inf where cut, and ids.
+    """
+    num_wide = values_BK.shape[1]
+    columns_1K = torch.arange(num_wide, device=values_BK.device).unsqueeze(0)
+    last_B1 = values_BK.gather(1, counts_B.unsqueeze(1) - 1)
+    next_B1 = values_BK.gather(1, counts_B.unsqueeze(1).clamp_max(num_wide - 1))
+    crosses_B = (next_B1 == last_B1) & (last_B1 > -math.inf) & (counts_B.unsqueeze(1) < num_wide)
+    kept_BK = values_BK.masked_fill(columns_1K >= counts_B.unsqueeze(1), -math.inf)
+    if bool(crosses_B.any()):
+        ids_BK = ids_BK.clone()
+        for row in crosses_B.flatten().nonzero().flatten().tolist():
+            tied_K = (kept_BK[row] == last_B1[row]).nonzero().flatten()
+            lowest = (logits_BV[row] == last_B1[row]).nonzero().flatten()[: len(tied_K)]
+            # An id behind the cut may now also stand before it; there the likeliest token is repeated instead.
+            ids_BK[row, tied_K] = lowest
+            ids_BK[row, int(counts_B[row]) :] = ids_BK[row, 0]
+            kept_BK[row, int(counts_B[row]) :] = kept_BK[row, 0]
+    return kept_BK, ids_BK
