@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_dense import C, G, L, N, Rows, new_cache
 from torch import Tensor
 
 from outrider.cache.attention import ancestors
 from outrider.cache.dense import DenseCache
+
+from .test_dense import C, G, L, N, Rows, new_cache
 
 
 def noise(num_rows: int, seed: int) -> Tensor:

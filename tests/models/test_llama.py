@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _tiny import logits_alone, run, tiny_config, tiny_target, token_ids, transformers_pair
 
 from outrider.errors import ConfigError, PromptError
 from outrider.models.config import LlamaConfig, RopeConfig
+
+from ._tiny import logits_alone, run, tiny_config, tiny_target, token_ids, transformers_pair
 
 CONFIGS = {
     "grouped": tiny_config(),

@@ -1,10 +1,12 @@
-"""Linear layers by device and precision: the seam that faster kernels plug into.
+"""The matrix parts of a layer, by device and precision: the seam that faster kernels plug into.
 
-Every implementation multiplies packed rows by one fused matrix. Weights are converted and packed once, at load.
+A target is built of four kinds of part, each fused around its matrix: norm + projection, projection + residual,
+feed-forward, and norm + LM head. :func:`make_kernels` picks who builds them. Weights are converted and packed once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,15 +14,85 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.device import Placement
+from outrider.models.layers import gated, rms_norm
 
-__all__ = ["DenseLinear", "Int8Linear", "Linear", "PackedLinear", "make_linear"]
+__all__ = [
+    "DenseKernels",
+    "DenseMatrix",
+    "FeedForward",
+    "Head",
+    "Kernels",
+    "Matrix",
+    "Norm",
+    "NormProjection",
+    "PackedMatrix",
+    "ResidualProjection",
+    "can_pack_bfloat16",
+]
 
 
-class Linear(Protocol):
-    """``x_RD @ weight.T`` over packed rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """Weight ``[D]`` and epsilon of an RMS norm."""
 
-    ``num_bytes`` is what one call streams from memory.
+    weight_D: Tensor
+    eps: float
+
+
+class NormProjection(Protocol):
+    """Norm, then a matrix. ``num_bytes`` of any part is what one call streams from memory."""
+
+    num_bytes: int
+
+    def __call__(self, x_RD: Tensor) -> Tensor: ...
+
+
+class ResidualProjection(Protocol):
+    """The residual stream plus a matrix times ``y``."""
+
+    num_bytes: int
+
+    def __call__(self, x_RD: Tensor, y: Tensor) -> Tensor: ...
+
+
+class FeedForward(Protocol):
+    """The residual stream plus its feed-forward: x + down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    num_bytes: int
+
+    def __call__(self, x_RD: Tensor) -> Tensor: ...
+
+
+class Head(Protocol):
+    """Final norm and LM head: float32 logits."""
+
+    num_bytes: int
+
+    def __call__(self, x_RD: Tensor) -> Tensor: ...
+
+
+class Kernels(Protocol):
+    """Builds the parts of a target. Weights are ``[out, in]`` of any floating dtype and are not kept.
+
+    Attributes:
+        stream_dtype: dtype of the residual stream.
+        row_multiple: passes are padded to a multiple of this many rows.
     """
+
+    stream_dtype: torch.dtype
+    row_multiple: int
+
+    def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection: ...
+
+    def residual_projection(self, weight: Tensor) -> ResidualProjection: ...
+
+    def feed_forward(self, gate_up: Tensor, down: Tensor, norm: Norm) -> FeedForward: ...
+
+    def head(self, weight: Tensor, norm: Norm) -> Head: ...
+
+
+class Matrix(Protocol):
+    """One floating-point matrix, times packed rows."""
 
     num_bytes: int
 
@@ -33,27 +105,11 @@ class Linear(Protocol):
         ...
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        """The product as float32 (LM head)."""
+        """The product in float32."""
         ...
 
 
-def make_linear(weight: Tensor, placement: Placement) -> Linear:
-    """The implementation for a precision and device.
-
-    Args:
-        weight: ``[out, in]``, any floating dtype, on any device; not kept.
-        placement: where and how the product runs.
-    """
-    if placement.precision == "int8":
-        return Int8Linear(weight, placement.device)
-    moved = weight.to(device=placement.device, dtype=placement.activation_dtype)
-    is_packable = placement.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if placement.precision == "bfloat16" and is_packable:
-        return PackedLinear(moved)
-    return DenseLinear(moved)
-
-
-class DenseLinear:
+class DenseMatrix:
     """The library's own product; the weight is kept as it is."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -67,11 +123,13 @@ class DenseLinear:
         return torch.addmm(residual_RD, x_RD, self._weight.t())
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        return F.linear(x_RD, self._weight).float()
+        if x_RD.dtype == torch.float32 or x_RD.device.type == "cpu":
+            return F.linear(x_RD, self._weight).float()
+        return torch.mm(x_RD, self._weight.t(), out_dtype=torch.float32)
 
 
-class PackedLinear:
-    """bfloat16 on a CPU with oneDNN: the weight is packed once into the layout its kernels read.
+class PackedMatrix:
+    """bfloat16 on a CPU with oneDNN: the weight is packed once into the layout that its kernels read.
 
     Unpacked, the library would repack the matrix on every call, which costs as much as the product itself.
     """
@@ -79,49 +137,98 @@ class PackedLinear:
     def __init__(self, weight: Tensor) -> None:
         self.num_bytes = weight.numel() * weight.element_size()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._call = torch.ops.mkldnn._linear_pointwise.default
-        self._call_binary = torch.ops.mkldnn._linear_pointwise.binary
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._combined = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        product: Tensor = self._call(x_RD, self._packed, None, "none", [], "")
+        product: Tensor = self._product(x_RD, self._packed, None, "none", [], "")
         return product
 
     def add_to(self, residual_RD: Tensor, x_RD: Tensor) -> Tensor:
-        total: Tensor = self._call_binary(x_RD, residual_RD, self._packed, None, "add")
+        total: Tensor = self._combined(x_RD, residual_RD, self._packed, None, "add")
         return total
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        return self(x_RD).float()
+        """Sums are float32 inside, but the kernel can only hand out bfloat16, which makes ties of near-equal logits.
+
+        A second product, less the first one's rounded result, yields what the rounding took away.
+        """
+        rounded = self(x_RD)
+        rest: Tensor = self._combined(x_RD, rounded, self._packed, None, "sub")
+        return rounded.float().add_(rest)
 
 
-class Int8Linear:
-    """Symmetric int8: one scale per output channel, one per row.
+def can_pack_bfloat16(device: torch.device) -> bool:
+    """True if oneDNN multiplies bfloat16 on this device."""
+    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
-    int32 sums are exact, and a row's scale depends on that row alone, so a row's result is the same bits whatever its
-    companions are.
-    """
 
-    def __init__(self, weight: Tensor, device: torch.device) -> None:
-        weight = weight.to(device=device, dtype=torch.float32)
-        scale = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12) / 127
-        # [in, out], as the integer product wants it.
-        self._weight = (weight / scale).round_().to(torch.int8).t()
-        self._scale = scale.view(1, -1)
-        self._min_rows = 1 if device.type == "cpu" else 32
-        self.num_bytes = self._weight.numel()
+class DenseKernels:
+    """Parts around floating-point matrices: float32 and bfloat16."""
 
-    def logits(self, x_RD: Tensor) -> Tensor:
-        num_rows = x_RD.shape[0]
-        x_RD = x_RD.float()
-        row_scale = x_RD.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12) / 127
-        levels = (x_RD / row_scale).round_().to(torch.int8)
-        if num_rows < self._min_rows:
-            levels = F.pad(levels, (0, 0, 0, self._min_rows - num_rows))
-        sums = torch._int_mm(levels, self._weight)[:num_rows]
-        return sums * self._scale * row_scale
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self.stream_dtype = placement.activation_dtype
+        is_cpu_float32 = placement.device.type == "cpu" and placement.precision == "float32"
+        # float32 products on a CPU depend on the number of rows, unless that is a multiple of 8.
+        self.row_multiple = 8 if is_cpu_float32 else 1
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self._placement.device, dtype=self.stream_dtype)
+
+    def _matrix(self, weight: Tensor) -> Matrix:
+        moved = self._moved(weight)
+        is_packable = self.stream_dtype == torch.bfloat16 and can_pack_bfloat16(self._placement.device)
+        return PackedMatrix(moved) if is_packable else DenseMatrix(moved)
+
+    def _norm(self, norm: Norm) -> Norm:
+        return Norm(weight_D=self._moved(norm.weight_D), eps=norm.eps)
+
+    def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection:
+        return _DenseNormProjection(self._matrix(weight), self._norm(norm))
+
+    def residual_projection(self, weight: Tensor) -> ResidualProjection:
+        return _DenseResidualProjection(self._matrix(weight))
+
+    def feed_forward(self, gate_up: Tensor, down: Tensor, norm: Norm) -> FeedForward:
+        return _DenseFeedForward(self._matrix(gate_up), self._matrix(down), self._norm(norm))
+
+    def head(self, weight: Tensor, norm: Norm) -> Head:
+        return _DenseHead(self._matrix(weight), self._norm(norm))
+
+
+class _DenseNormProjection:
+    def __init__(self, matrix: Matrix, norm: Norm) -> None:
+        self._matrix, self._norm = matrix, norm
+        self.num_bytes = matrix.num_bytes
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        return self.logits(x_RD).to(x_RD.dtype)
+        return self._matrix(rms_norm(x_RD, self._norm.weight_D, self._norm.eps))
 
-    def add_to(self, residual_RD: Tensor, x_RD: Tensor) -> Tensor:
-        return residual_RD + self(x_RD)
+
+class _DenseResidualProjection:
+    def __init__(self, matrix: Matrix) -> None:
+        self._matrix = matrix
+        self.num_bytes = matrix.num_bytes
+
+    def __call__(self, x_RD: Tensor, y: Tensor) -> Tensor:
+        return self._matrix.add_to(x_RD, y)
+
+
+class _DenseFeedForward:
+    def __init__(self, gate_up: Matrix, down: Matrix, norm: Norm) -> None:
+        self._gate_up, self._down, self._norm = gate_up, down, norm
+        self.num_bytes = gate_up.num_bytes + down.num_bytes
+
+    def __call__(self, x_RD: Tensor) -> Tensor:
+        normed = rms_norm(x_RD, self._norm.weight_D, self._norm.eps)
+        return self._down.add_to(x_RD, gated(self._gate_up(normed)))
+
+
+class _DenseHead:
+    def __init__(self, matrix: Matrix, norm: Norm) -> None:
+        self._matrix, self._norm = matrix, norm
+        self.num_bytes = matrix.num_bytes
+
+    def __call__(self, x_RD: Tensor) -> Tensor:
+        return self._matrix.logits(rms_norm(x_RD, self._norm.weight_D, self._norm.eps))

@@ -17,7 +17,7 @@ from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
 from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
-from outrider.models.layers import Rotary, Rotation, gated, rms_norm
+from outrider.models.layers import Rotary, Rotation
 from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeights, WeightSource, read_weights
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class LlamaTarget:
         self.checkpoint_note: str = getattr(checkpoint, "note", "")
         self.spec = self._build_spec()
         self._rotary = Rotary(self.config, dtype=placement.activation_dtype, device=placement.device)
-        # float32 products on a CPU depend on the number of rows, unless that is a multiple of 8.
-        self._row_multiple = 8 if placement.precision == "float32" and placement.device.type == "cpu" else 1
 
     @staticmethod
     def random(config: LlamaConfig, placement: Placement, seed: int) -> LlamaTarget:
@@ -100,40 +98,37 @@ class LlamaTarget:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream behind the last layer, and before each tapped one."""
         num_rows = rows.tokens_R.shape[0]
-        x_RD = F.embedding(self._padded(rows.tokens_R), self._weights.embedding_VD)
+        x_RD = F.embedding(self._padded(rows.tokens_R), self._weights.embedding_VD).to(self._weights.stream_dtype)
         rotation = self._rotary.at(self._padded(rows.positions_R))
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self._weights.layers):
             if index in taps:
-                tapped[index] = x_RD[:num_rows]
+                tapped[index] = x_RD[:num_rows].to(self.placement.activation_dtype)
             x_RD = self._run_layer(layer, x_RD, rotation=rotation, attention=attention, index=index)
         if len(self._weights.layers) in taps:
-            tapped[len(self._weights.layers)] = x_RD[:num_rows]
+            tapped[len(self._weights.layers)] = x_RD[:num_rows].to(self.placement.activation_dtype)
         return x_RD, tapped
 
     def _run_layer(
         self, layer: LayerWeights, x_RD: Tensor, *, rotation: Rotation, attention: PassAttention, index: int
     ) -> Tensor:
-        config, eps = self.config, self.config.norm_eps
-        qkv = layer.qkv(rms_norm(x_RD, layer.attention_norm_D, eps))
-        num_rows, groups, width = x_RD.shape[0], config.num_kv_heads, config.head_width
-        rotated = rotation.apply(qkv.view(num_rows, -1, width)).view(num_rows, -1, groups, width)
-        attended = attention.attend(index, rotated)
-        x_RD = layer.out.add_to(x_RD, self._padded(attended))
-        hidden = gated(layer.gate_up(rms_norm(x_RD, layer.feed_forward_norm_D, eps)))
-        return layer.down.add_to(x_RD, hidden)
+        num_rows, groups, width = x_RD.shape[0], self.config.num_kv_heads, self.config.head_width
+        qkv_RNC = layer.qkv(x_RD).view(num_rows, -1, width)
+        attended = attention.attend(index, rotation.apply(qkv_RNC).view(num_rows, -1, groups, width))
+        return layer.feed_forward(layer.out(x_RD, self._padded(attended)))
 
     def _logits(self, x_RD: Tensor, rows: PackedRows) -> Tensor:
         num_rows = rows.tokens_R.shape[0]
         if rows.logit_rows is not None:
             num_rows = len(rows.logit_rows)
+            if num_rows == 0:  # a prefill chunk in the middle of a prompt: no law is wanted
+                return x_RD.new_empty((0, self.config.vocab_size), dtype=torch.float32)
             x_RD = self._padded(x_RD[list(rows.logit_rows)])
-        hidden = rms_norm(x_RD, self._weights.final_norm_D, self.config.norm_eps)
-        return self._weights.head.logits(hidden)[:num_rows]
+        return self._weights.head(x_RD)[:num_rows]
 
     def _padded(self, x: Tensor) -> Tensor:
         """Rows of zeros behind, up to the row multiple."""
-        missing = -x.shape[0] % self._row_multiple
+        missing = -x.shape[0] % self._weights.row_multiple
         return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
 
     def _check_window(self, segments: Sequence[Segment], cache: DenseCache) -> None:

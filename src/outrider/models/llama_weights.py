@@ -10,9 +10,18 @@ from torch import Tensor
 
 from outrider.device import Placement
 from outrider.models.config import LlamaConfig
-from outrider.models.linear import Linear, make_linear
+from outrider.models.linear import (
+    DenseKernels,
+    FeedForward,
+    Head,
+    Kernels,
+    Norm,
+    NormProjection,
+    ResidualProjection,
+)
+from outrider.models.linear_int8 import Int8Kernels
 
-__all__ = ["LayerWeights", "LlamaWeights", "RandomWeights", "WeightSource", "read_weights"]
+__all__ = ["LayerWeights", "LlamaWeights", "RandomWeights", "WeightSource", "make_kernels", "read_weights"]
 
 
 class WeightSource(Protocol):
@@ -32,24 +41,27 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. ``qkv`` yields heads in the order of :mod:`outrider.cache.attention`; ``gate_up`` the gate first."""
+    """One layer. ``qkv`` yields heads in the order of :mod:`outrider.cache.attention`."""
 
-    attention_norm_D: Tensor
-    qkv: Linear
-    out: Linear
-    feed_forward_norm_D: Tensor
-    gate_up: Linear
-    down: Linear
+    qkv: NormProjection
+    out: ResidualProjection
+    feed_forward: FeedForward
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its matrices."""
+        return self.qkv.num_bytes + self.out.num_bytes + self.feed_forward.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaWeights:
-    """All of a target's weights."""
+    """All of a target's weights, and how its passes are shaped (:class:`outrider.models.linear.Kernels`)."""
 
     embedding_VD: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm_D: Tensor
-    head: Linear
+    head: Head
+    row_multiple: int
+    stream_dtype: torch.dtype
 
     def first_layers(self, num_layers: int) -> LlamaWeights:
         """The first layers with the same embedding, final norm and LM head; nothing is copied."""
@@ -57,45 +69,45 @@ class LlamaWeights:
 
     def num_bytes(self) -> int:
         """Bytes of all matrices and the LM head."""
-        layers = sum(w.qkv.num_bytes + w.out.num_bytes + w.gate_up.num_bytes + w.down.num_bytes for w in self.layers)
-        return layers + self.head.num_bytes
+        return sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
+
+
+def make_kernels(placement: Placement) -> Kernels:
+    """Who builds the parts of a target at this placement."""
+    return Int8Kernels(placement) if placement.precision == "int8" else DenseKernels(placement)
 
 
 def read_weights(source: WeightSource, placement: Placement) -> LlamaWeights:
     """Read, fuse, convert and pack, one layer at a time, so that the peak stays near the final size."""
-    config = source.config
-    dtype, device = placement.activation_dtype, placement.device
+    kernels, config = make_kernels(placement), source.config
     embedding = source.tensor("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
+    final_norm = Norm(weight_D=source.tensor("model.norm.weight"), eps=config.norm_eps)
     return LlamaWeights(
-        head=make_linear(head, placement),
-        embedding_VD=embedding.to(dtype=dtype, device=device),
-        layers=tuple(_read_layer(source, index, placement) for index in range(config.num_layers)),
-        final_norm_D=source.tensor("model.norm.weight").to(dtype=dtype, device=device),
+        head=kernels.head(head, final_norm),
+        embedding_VD=embedding.to(dtype=placement.activation_dtype, device=placement.device),
+        layers=tuple(_read_layer(source, index, kernels) for index in range(config.num_layers)),
+        row_multiple=kernels.row_multiple,
+        stream_dtype=kernels.stream_dtype,
     )
 
 
-def _read_layer(source: WeightSource, index: int, placement: Placement) -> LayerWeights:
+def _read_layer(source: WeightSource, index: int, kernels: Kernels) -> LayerWeights:
     config, prefix = source.config, f"model.layers.{index}."
-    dtype, device = placement.activation_dtype, placement.device
 
     def matrix(name: str) -> Tensor:
         return source.tensor(f"{prefix}{name}_proj.weight")
 
-    def norm(name: str) -> Tensor:
-        return source.tensor(f"{prefix}{name}_layernorm.weight").to(dtype=dtype, device=device)
+    def norm(name: str) -> Norm:
+        return Norm(weight_D=source.tensor(f"{prefix}{name}_layernorm.weight"), eps=config.norm_eps)
 
     query = _group_last(matrix("self_attn.q"), config, dim=0)
     qkv = torch.cat((query, matrix("self_attn.k"), matrix("self_attn.v")))
-    out = _group_last(matrix("self_attn.o"), config, dim=1)
     gate_up = torch.cat((matrix("mlp.gate"), matrix("mlp.up")))
     return LayerWeights(
-        attention_norm_D=norm("input"),
-        qkv=make_linear(qkv, placement),
-        out=make_linear(out, placement),
-        feed_forward_norm_D=norm("post_attention"),
-        gate_up=make_linear(gate_up, placement),
-        down=make_linear(matrix("mlp.down"), placement),
+        qkv=kernels.norm_projection(qkv, norm("input")),
+        out=kernels.residual_projection(_group_last(matrix("self_attn.o"), config, dim=1)),
+        feed_forward=kernels.feed_forward(gate_up, matrix("mlp.down"), norm("post_attention")),
     )
 
 
