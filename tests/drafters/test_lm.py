@@ -262,17 +262,19 @@ def test_a_smaller_draft_vocabulary_hands_over_laws_of_the_targets_size() -> Non
 
 
 def brute_tree(
-    model: Target, tokens: Sequence[int], shape: TreeShape, depth: int, params: SamplingParams
+    model: Target, tokens: Sequence[int], shape: TreeShape, depth: int, params: SamplingParams, seed: int | None
 ) -> list[tuple[tuple[int, ...], float]]:
     """Paths of the chosen nodes and their scores, best first."""
     frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     candidates: list[tuple[tuple[int, ...], float]] = []
-    for _ in range(depth):
+    for position in range(len(tokens), len(tokens) + depth):
         level: list[tuple[tuple[int, ...], float]] = []
         for path, score in frontier:
             logits = logits_behind(model, [*tokens, *path])
             if not params.is_greedy:
                 logits = warp_logits(logits, [params])
+            if seed is not None:
+                logits = logits + gumbel_BV([noise_key(seed, 0, position, Purpose.TARGET)], logits.shape[1]).float()
             law = logits.log_softmax(dim=-1)[0]
             order = sorted(range(len(law)), key=lambda token: -float(law[token]))[: shape.width]
             level += [((*path, t), score + float(law[t])) for t in order if float(law[t]) > -math.inf]
@@ -288,8 +290,20 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
     return paths
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED, SamplingParams(temperature=1.0, top_k=2)])
-def test_trees_equal_expand_and_rerank_by_brute_force(llama: LlamaTarget, params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    ("params", "mode", "is_noised"),
+    [
+        (SamplingParams(), DraftMode.GREEDY, False),
+        (SamplingParams(), DraftMode.SHARED, False),
+        (SAMPLED, DraftMode.GREEDY, False),
+        (SAMPLED, DraftMode.SHARED, True),
+        (SAMPLED, DraftMode.DRAWN, True),
+        (SamplingParams(temperature=1.0, top_k=2), DraftMode.SHARED, True),
+    ],
+)
+def test_trees_equal_expand_and_rerank_by_brute_force(
+    llama: LlamaTarget, params: SamplingParams, mode: DraftMode, is_noised: bool
+) -> None:
     draw = random.Random(2)
     shape = TreeShape(depth=4, width=3, num_nodes=12)
     drafter = LMDrafter(llama, name="draft", tree=shape)
@@ -298,12 +312,13 @@ def test_trees_equal_expand_and_rerank_by_brute_force(llama: LlamaTarget, params
         drafter.start(sequence, text)
     for depths in ((4, 2, 9), (1, 4, 4)):
         wishes = [
-            wish(text, depth, sequence=s, params=params)
+            wish(text, depth, sequence=s, params=params, mode=mode, seed=70 + s)
             for s, (text, depth) in enumerate(zip(texts, depths, strict=True))
         ]
         proposals = drafter.propose(wishes)
-        for text, depth, proposal in zip(texts, depths, proposals, strict=True):
-            expected = brute_tree(llama, text, shape, min(depth, shape.depth), params)
+        for sequence, (text, depth, proposal) in enumerate(zip(texts, depths, proposals, strict=True)):
+            seed = 70 + sequence if is_noised else None
+            expected = brute_tree(llama, text, shape, min(depth, shape.depth), params, seed)
             assert sorted(paths_of(proposal)) == sorted(path for path, _ in expected)
             assert proposal.draft_probs_NV is None
             scores = dict(expected)
@@ -322,3 +337,22 @@ def test_a_tree_of_width_one_is_the_greedy_chain(llama: LlamaTarget) -> None:
     for drafter in (tree, chain):
         drafter.start(0, [4, 2])
     assert tree.propose([wish([4, 2], 5)]) == chain.propose([wish([4, 2], 5)])
+
+
+def test_trees_of_requests_with_different_modes_do_not_mix(llama: LlamaTarget) -> None:
+    prompt = [5, 9, 5]
+    wishes = [
+        wish(prompt, 3, sequence=0),
+        wish(prompt, 3, sequence=1, params=SAMPLED, mode=DraftMode.SHARED, seed=8),
+        wish(prompt, 3, sequence=2, params=SAMPLED),
+        wish(prompt, 3, sequence=3, params=SAMPLED, mode=DraftMode.SHARED, seed=9),
+    ]
+    together = LMDrafter(llama, name="draft", tree=TreeShape(depth=3, width=2, num_nodes=6))
+    for sequence in range(4):
+        together.start(sequence, prompt)
+    proposals = together.propose(wishes)
+    assert len(set(proposals)) >= 3  # noise makes a difference
+    for request, proposal in zip(wishes, proposals, strict=True):
+        alone = LMDrafter(llama, name="draft", tree=together.tree)
+        alone.start(request.sequence, prompt)
+        assert alone.propose([request]) == [proposal]

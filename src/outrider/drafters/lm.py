@@ -1,7 +1,9 @@
 """A small language model with the target's tokens as drafter: chains, or top-k trees.
 
-Chains obey the request's :class:`outrider.types.DraftMode`. Trees hold deterministic candidates only, at every
-temperature (law of losslessness number 6), chosen by the draft model's law at the request's temperature.
+Chains obey the request's :class:`outrider.types.DraftMode`. Trees are never drawn from the draft law: they hold candidates
+for draw-and-compare. Above temperature 0 they are the likeliest tokens of the draft law *with the very Gumbel noise that
+verification will use at their position* (unless the mode is ``GREEDY``): what verification chooses there is a fixed function
+of the target's law and that noise, so knowing the noise tells which tokens are worth a node, and cannot change the output.
 
 Cost: a chain of k tokens takes k passes of the draft model over one row a sequence, the first of which also reads what
 was committed since. A tree takes one pass a level; a pass reads the level's frontier, its ancestors and the root again
@@ -126,7 +128,7 @@ class LMDrafter:
                 active = [index for index in active if depths[index] > level]
                 logits_RV = self._read_frontiers([requests[i] for i in active], [growths[i] for i in active])
             sizes = [len(growths[index].frontier) for index in active]
-            laws_RV = _draft_law(logits_RV, [requests[i] for i in active], sizes)
+            laws_RV = _tree_law(logits_RV, [requests[i] for i in active], sizes, level)
             for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
                 growths[index].expand(logprobs_NV)
         return [self._proposal(growth) for growth in growths]
@@ -149,15 +151,24 @@ def _needs_noise(request: DraftRequest) -> bool:
 
 
 def _key(request: DraftRequest, depth: int) -> int:
-    purpose = Purpose.TARGET if request.mode is DraftMode.SHARED else Purpose.DRAFT
+    purpose = Purpose.DRAFT if request.mode is DraftMode.DRAWN else Purpose.TARGET
     return noise_key(request.seed, request.choice, len(request.tokens) + depth, purpose)
 
 
-def _draft_law(logits_RV: Tensor, requests: Sequence[DraftRequest], sizes: Sequence[int]) -> Tensor:
-    """Log-probabilities at each request's temperature and cuts; request i owns the next ``sizes[i]`` rows."""
-    params = [request.params for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
-    sampled = [row for row, p in enumerate(params) if not p.is_greedy]
+def _tree_law(logits_RV: Tensor, requests: Sequence[DraftRequest], sizes: Sequence[int], level: int) -> Tensor:
+    """Log-probabilities that rank a level's candidates; request i owns the next ``sizes[i]`` rows."""
+    owners = [request for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+    sampled = [row for row, owner in enumerate(owners) if not owner.params.is_greedy]
     if sampled:
-        logits_RV = logits_RV.clone()
-        logits_RV[sampled] = warp_logits(logits_RV[sampled], [params[row] for row in sampled])
+        warped_RV = warp_logits(logits_RV[sampled], [owners[row].params for row in sampled])
+        logits_RV = logits_RV.index_copy(0, torch.tensor(sampled, device=logits_RV.device), warped_RV)
+    noised = [request for request in requests if _needs_noise(request)]
+    if noised:
+        # Nodes of a level share their position, and so their noise: one row a request.
+        keys = [noise_key(r.seed, r.choice, len(r.tokens) + level, Purpose.TARGET) for r in noised]
+        noise_BV = gumbel_BV(keys, logits_RV.shape[1], logits_RV.device).to(logits_RV.dtype)
+        noises = iter(noise_BV)
+        for request, rows_NV in zip(requests, torch.split(logits_RV, list(sizes)), strict=True):
+            if _needs_noise(request):
+                rows_NV += next(noises)  # a view of the copy made above
     return logits_RV.log_softmax(dim=-1)
