@@ -5,7 +5,8 @@
 #   make check       format, lint, types and tests: what must pass before a change lands
 #   make lint        format, lint and types only
 #   make bench       the speed table (minutes; wants an idle machine)
-#   make scenarios   long acceptance scenarios on the real model
+#   make scenarios   acceptance scenarios on the real model at full size (half an hour)
+#   make gpu-check   identity, pass times and memory on a CUDA device (under five minutes)
 #   make clean       remove the environments and caches
 
 PYTHON ?= python3
@@ -14,11 +15,12 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 SCENARIO_ARGS ?=
+GPU_ARGS ?=
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.jinja') $(wildcard hatch_build.py)
 
-.PHONY: demo test check lint bench scenarios clean
+.PHONY: demo test check lint bench scenarios gpu-check clean
 .DEFAULT_GOAL := demo
 
 # The demo runs what a user gets: the installed package. The stamp is renewed when a source file changes.
@@ -46,10 +48,13 @@ lint: .venv-dev/installed
 	PATH="$(CURDIR)/.venv-dev/bin:$$PATH" scripts/check --lint
 
 bench: .venv-dev/installed
-	.venv-dev/bin/python benchmarks/speed.py $(BENCH_ARGS)
+	.venv-dev/bin/python -m benchmarks.engine_speed $(BENCH_ARGS)
 
 scenarios: .venv-dev/installed
-	.venv-dev/bin/python benchmarks/scenarios.py $(SCENARIO_ARGS)
+	.venv-dev/bin/python -m benchmarks.scenarios $(SCENARIO_ARGS)
+
+gpu-check: .venv-dev/installed
+	.venv-dev/bin/python -m benchmarks.gpu_check $(GPU_ARGS)
 
 clean:
 	rm -rf .venv .venv-dev build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -62,7 +62,8 @@ def open_session(settings: Settings) -> Session:
     from outrider.engine.engine import Engine
 
     target = load_model(settings)
-    engine = Engine(target, drafter=make_drafter(settings.draft, target), config=settings.engine)
+    drafter = make_drafter(settings.draft, target, offline=settings.offline)
+    engine = Engine(target, drafter=drafter, config=settings.engine)
     return Session(settings=settings, target=target, engine=engine)
 
 
