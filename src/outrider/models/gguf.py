@@ -45,6 +45,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SCALES = ("attention.scale", "embedding_scale", "final_logit_softcapping", "logit_scale", "residual_scale")
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 
 
@@ -237,6 +238,9 @@ def _refuse_variants(file: GGUFFile, head_width: int) -> None:
         raise UnsupportedModel(f"{file.path}: rotary embedding of a part of each head is not supported")
     if keys.integer("llama.attention.value_length", head_width) != head_width:
         raise UnsupportedModel(f"{file.path}: value heads of another width than key heads are not supported")
+    for name in _SCALES:
+        if keys.number(f"llama.{name}", 1.0) != 1.0:
+            raise UnsupportedModel(f"{file.path}: llama.{name} is not supported; allowed: 1 or absent")
     window, context = keys.integer("llama.attention.sliding_window", 0), keys.integer("llama.context_length")
     if 0 < window < context:
         raise UnsupportedModel(f"{file.path}: sliding-window attention ({window} tokens) is not supported")

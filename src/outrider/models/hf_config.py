@@ -166,7 +166,7 @@ def _rope(keys: _Keys) -> RopeConfig:
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"{keys.where}: rotary embedding of a part of each head is not supported")
     theta = rope.number("rope_theta", keys.number("rope_theta", 10000.0))
-    kind = given.get("rope_type") or given.get("type") or "default"
+    kind = next((given[name] for name in ("rope_type", "type") if given.get(name) is not None), "default")
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
