@@ -119,7 +119,8 @@ class Planner:
         self.costs = costs
         self._pooled = _Belief()
         self._plans: dict[int, _Plan] = {}
-        self._draft_ms_per_token = 0.0
+        self._draft_ms_per_level = 0.0
+        self._nodes_per_level = 1.0
 
     def budgets(self, sequences: Sequence[LiveSequence]) -> list[int]:
         """Most draft depth for each sequence, never past what its limit could commit."""
@@ -136,8 +137,10 @@ class Planner:
             return
         plan.belief.update(report, DECAY)
         self._pooled.update(report, 0.99)
-        per_token = report.draft_ms / report.batch_size / max(1, report.drafted)
-        self._draft_ms_per_token += 0.1 * (per_token - self._draft_ms_per_token)
+        levels = max(1, len(report.reached))
+        per_level = report.draft_ms / report.batch_size / levels
+        self._draft_ms_per_level += 0.1 * (per_level - self._draft_ms_per_level)
+        self._nodes_per_level += 0.1 * (report.drafted / levels - self._nodes_per_level)
 
     def forget(self, sequence: LiveSequence) -> None:
         """The sequence ended."""
@@ -170,8 +173,9 @@ class Planner:
         for depth in range(1, self._most + 1):
             survival *= self._rate(belief, depth - 1)
             tokens += survival
-            drafting = self._draft_ms_per_token * depth * batch_size
-            gain = tokens * plain_ms / (self.costs(batch_size * (1 + depth)) + drafting)
+            drafting = self._draft_ms_per_level * depth * batch_size
+            rows = batch_size * (1 + depth * self._nodes_per_level)
+            gain = tokens * plain_ms / (self.costs(rows) + drafting)
             if gain > best_gain:
                 best, best_gain = depth, gain
         return best
