@@ -49,7 +49,7 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda[:index] or auto.", show_default="auto", rich_help_panel=MODEL)
+    str | None, typer.Option(help="cpu, a GPU as torch names it, or auto.", show_default="auto", rich_help_panel=MODEL)
 ]
 Threads = Annotated[
     int | None, typer.Option(help="CPU threads.", show_default="as torch sees fit", rich_help_panel=MODEL)
