@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arms import Bench, Settings, progress_bar
 from benchmarks.prompts import GROUPS, PromptRow, add_prompt_options
 from benchmarks.provenance import describe_run
-from benchmarks.report import RESULTS, write_json
+from benchmarks.report import RESULTS, wide_console, write_json
 from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
@@ -104,7 +103,7 @@ def print_measurements(measurements: Sequence[dict[str, Any]]) -> None:
     for each in measurements:
         rates = [_rate(position) for position in each["categories"][ALL]["per_position"]]
         positions.add_row(each["drafter"], str(each["num_draft_tokens"]), *rates)
-    console = Console()
+    console = wide_console()
     console.print(table)
     console.print(positions)
 

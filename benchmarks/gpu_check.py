@@ -2,8 +2,8 @@
 
 Identity: greedy and seeded, with the n-gram, suffix and self drafters (the last as a chain and as a tree), one and eight
 sequences at a time, in each precision, every output compared with plain decoding of one sequence. A difference is allowed
-only at a tie: a gap between the two tokens' scores below the printed tolerance, which is twice the largest difference that
-two plain passes of different shape show in their logits. Needs no prompt files. ``--device cpu`` runs a small version.
+only at a tie: a gap between the two tokens' scores below the printed tolerance, taken from plain decoding alone against
+plain decoding in a batch (:mod:`outrider.audit.identity`). Needs no prompt files. ``--device cpu`` runs a small version.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.passes import ROW_COUNTS, time_passes
 from benchmarks.prompts import encode, load_groups
 from benchmarks.provenance import describe_run, peak_rss_bytes
-from benchmarks.report import RESULTS, write_json
+from benchmarks.report import RESULTS, wide_console, write_json
 from benchmarks.stats import spread
+from outrider.audit.identity import explain, run_control
 from outrider.device import resolve_placement
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import make_drafter
@@ -32,13 +32,14 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult
 from outrider.errors import OutriderError
-from outrider.models.base import PackedRows
+from outrider.metrics import SpeculationStats
 from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_checkpoint
-from outrider.rng import Purpose, gumbel_BV, noise_key
 from outrider.sampling.params import SamplingParams
 
 DRAFTERS = ("none", "ngram", "suffix", "self", "self-tree")
+TREE_SPEC = "self:depth=3,width=2,num_nodes=6"
+OUT_OF_TIME = "not run: out of time"
 TEMPERATURE = 0.8
 SEED = 20240229
 
@@ -56,7 +57,7 @@ class Size:
 
 SIZES = {
     "cuda": Size(prompts=8, tokens=64, num_draft_tokens=4, rounds=20, precisions=("float32", "bfloat16")),
-    "cpu": Size(prompts=2, tokens=24, num_draft_tokens=4, rounds=3, precisions=("float32", "bfloat16")),
+    "cpu": Size(prompts=2, tokens=16, num_draft_tokens=4, rounds=3, precisions=("float32", "bfloat16")),
 }
 
 
@@ -68,14 +69,9 @@ class Clock:
         self._budget_s = budget_s
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._begun
-
-    @property
     def is_over(self) -> bool:
         """True once the budget is spent."""
-        return self.elapsed_s > self._budget_s
+        return time.perf_counter() - self._begun > self._budget_s
 
 
 def _params(kind: str, tokens: int) -> SamplingParams:
@@ -85,115 +81,63 @@ def _params(kind: str, tokens: int) -> SamplingParams:
 
 
 def _drafter(name: str, target: LlamaTarget) -> Drafter | None:
-    if name == "self-tree":
-        return make_drafter("self:tree=2x2x1", target)
-    return make_drafter(name, target)
+    return make_drafter(TREE_SPEC if name == "self-tree" else name, target)
 
 
 def _generate(
-    target: LlamaTarget, drafter: str, prompts: Sequence[list[int]], kind: str, batch: int, size: Size
+    target: LlamaTarget, drafter: str, prompts: dict[str, list[int]], kind: str, batch: int, size: Size
 ) -> list[GenerationResult]:
     config = EngineConfig(
         num_draft_tokens=size.num_draft_tokens, schedule="fixed", max_batch_size=batch, num_cached_prefixes=0
     )
     engine = Engine(target, drafter=_drafter(drafter, target), config=config)
-    return engine.generate(list(prompts), _params(kind, size.tokens))
+    return engine.generate(list(prompts.values()), _params(kind, size.tokens), ids=list(prompts))
 
 
-@torch.inference_mode()
-def control_tolerance(target: LlamaTarget, prompts: Sequence[list[int]]) -> float:
-    """Twice the largest difference of two plain passes' logits: the last rows one by one, and eight in one pass."""
-    worst = 0.0
-    for ids in prompts:
-        num_rows = min(8, len(ids) - 1)
-        base = len(ids) - num_rows
-        together = _last_logits(target, ids, base, step=num_rows)
-        apart = _last_logits(target, ids, base, step=1)
-        worst = max(worst, float((together - apart).abs().max()))
-    return 2 * worst
-
-
-def _last_logits(target: LlamaTarget, ids: list[int], base: int, *, step: int) -> torch.Tensor:
-    cache, device = target.new_cache(), target.spec.device
-    slot = cache.allocate(len(ids))
-    target.forward(
-        PackedRows.pack([ids[:base]], slots=[slot], starts=[0], device=device, logit_rows=(base - 1,)), cache
-    )
-    parts = []
-    for start in range(base, len(ids), step):
-        rows = PackedRows.pack([ids[start : start + step]], slots=[slot], starts=[start], device=device)
-        parts.append(target.forward(rows, cache).logits_RV)
-    return torch.cat(parts)
-
-
-@torch.inference_mode()
-def gap_at(target: LlamaTarget, prefix: list[int], tokens: tuple[int, int], kind: str) -> float:
-    """Difference of two tokens' scores behind ``prefix``: raw logits when greedy, logits / temperature + noise when seeded."""
-    cache, device = target.new_cache(), target.spec.device
-    slot = cache.allocate(len(prefix))
-    rows = PackedRows.pack([prefix], slots=[slot], starts=[0], device=device, logit_rows=(len(prefix) - 1,))
-    scores = target.forward(rows, cache).logits_RV[0].double()
-    if kind == "seeded":
-        key = noise_key(SEED, 0, len(prefix), Purpose.TARGET)
-        scores = scores / TEMPERATURE + gumbel_BV([key], scores.numel(), device)[0]
-    return float((scores[tokens[0]] - scores[tokens[1]]).abs())
-
-
-def compare(
-    target: LlamaTarget, prompt: list[int], plain: GenerationResult, other: GenerationResult, kind: str
-) -> dict[str, Any] | None:
-    """``None`` if the outputs are equal, else where they part and by how much."""
-    if plain.token_ids == other.token_ids:
-        return None
-    pairs = list(zip(plain.token_ids, other.token_ids, strict=False))
-    index = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if index is None:
-        return {"index": len(pairs), "gap": float("inf")}
-    prefix = prompt + list(plain.token_ids[:index])
-    return {"index": index, "tokens": pairs[index], "gap": gap_at(target, prefix, pairs[index], kind)}
-
-
-def identity_grid(target: LlamaTarget, prompts: Sequence[list[int]], size: Size, clock: Clock) -> dict[str, Any]:
+def identity_grid(target: LlamaTarget, prompts: dict[str, list[int]], size: Size, clock: Clock) -> dict[str, Any]:
     """Every drafter, kind and batch against plain decoding of one sequence."""
-    tolerance = control_tolerance(target, prompts)
     cells: list[dict[str, Any]] = []
+    tolerance = 0.0
     for kind in ("greedy", "seeded"):
         plain = _generate(target, "none", prompts, kind, 1, size)
-        allowed = tolerance if kind == "greedy" else tolerance / TEMPERATURE
+        if kind == "greedy":
+            tolerance = run_control(target, prompts, plain).tolerance
         for drafter in DRAFTERS:
             for batch in (1, 8):
                 if (drafter, batch) != ("none", 1):
                     cell = {"kind": kind, "drafter": drafter, "batch": batch}
-                    cells.append(cell | _cell(target, prompts, plain, cell, size, allowed, clock))
+                    cells.append(cell | _cell(target, prompts, plain, cell, size, tolerance, clock))
     return {"tolerance": tolerance, "cells": cells}
 
 
 def _cell(
     target: LlamaTarget,
-    prompts: Sequence[list[int]],
+    prompts: dict[str, list[int]],
     plain: Sequence[GenerationResult],
     cell: dict[str, Any],
     size: Size,
-    allowed: float,
+    tolerance: float,
     clock: Clock,
 ) -> dict[str, Any]:
     if clock.is_over:
-        return {"verdict": "not run: out of time"}
+        return {"verdict": OUT_OF_TIME}
     begun = time.perf_counter()
     results = _generate(target, cell["drafter"], prompts, cell["kind"], cell["batch"], size)
     seconds = time.perf_counter() - begun
-    pairs = zip(prompts, plain, results, strict=True)
-    found = [part for ids, a, b in pairs if (part := compare(target, ids, a, b, cell["kind"])) is not None]
-    wrong = [part for part in found if part["gap"] > allowed]
-    committed, passes = sum(r.stats.committed for r in results), sum(r.stats.passes for r in results)
+    params = _params(cell["kind"], size.tokens)
+    triples = zip(prompts.values(), plain, results, strict=True)
+    found = [explain(target, ids, a, b, params=params, tolerance=tolerance) for ids, a, b in triples]
+    differences = [asdict(each) for each in found if each is not None]
+    num_bugs = sum(each["verdict"] == "bug" for each in differences)
+    stats = SpeculationStats.pooled(result.stats for result in results)
     return {
-        "equal": len(prompts) - len(found),
-        "ties": len(found) - len(wrong),
-        "different": len(wrong),
-        "differences": found,
-        "tokens_per_pass": round(committed / max(1, passes), 3),
-        "tokens_per_s": round(sum(len(r.token_ids) for r in results) / seconds, 1),
-        "verdict": "different" if wrong else "identical" if not found else "identical up to ties",
+        "equal": len(prompts) - len(differences),
+        "ties": len(differences) - num_bugs,
+        "different": num_bugs,
+        "differences": differences,
+        "tokens_per_pass": round(stats.tokens_per_pass or 0.0, 3),
+        "tokens_per_s": round(sum(len(result.token_ids) for result in results) / seconds, 1),
+        "verdict": "different" if num_bugs else "identical up to ties" if differences else "identical",
     }
 
 
@@ -219,7 +163,7 @@ def check_precision(checkpoint: Any, precision: str, device: str, size: Size, cl
     target = LlamaTarget(checkpoint, resolve_placement(precision, device))
     rows = load_groups(("copy_heavy", "prose"))
     stride = max(1, len(rows) // size.prompts)
-    prompts = [encode(checkpoint.tokenizer, row) for row in rows[::stride][: size.prompts]]
+    prompts = {row.id: encode(checkpoint.tokenizer, row) for row in rows[::stride][: size.prompts]}
     if target.spec.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(target.spec.device)
     return {
@@ -231,7 +175,7 @@ def check_precision(checkpoint: Any, precision: str, device: str, size: Size, cl
 
 def print_report(report: dict[str, Any]) -> None:
     """Tables of the check."""
-    console = Console()
+    console = wide_console()
     for precision, part in report["precisions"].items():
         title = f"{precision}: identity against plain, one sequence (tie tolerance {part['identity']['tolerance']:.2g})"
         table = Table(title=title, title_justify="left")
@@ -272,26 +216,33 @@ def main(argv: list[str] | None = None) -> int:
     """Run the check; status 1 if an output differs by more than a tie or something did not fit the time."""
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(arguments)
-    size, clock = SIZES["cpu" if args.device == "cpu" else "cuda"], Clock(args.budget_s)
+    size, begun = SIZES["cpu" if args.device == "cpu" else "cuda"], time.perf_counter()
     head = {"kind": "gpu_check", **describe_run("benchmarks.gpu_check", arguments)}
     report: dict[str, Any] = {**head, "precisions": {}}
     path = args.out or RESULTS / f"gpu_check-{head['started'].replace(':', '').replace('+0000', '')}.json"
     try:
         checkpoint = load_checkpoint(args.model, tool_rendering="system")
         for precision in size.precisions:
+            clock = Clock(args.budget_s / len(size.precisions))
             report["precisions"][precision] = check_precision(checkpoint, precision, args.device, size, clock)
-            report["seconds"] = round(clock.elapsed_s, 1)
+            report["seconds"] = round(time.perf_counter() - begun, 1)
             write_json(path, report)
     except OutriderError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_report(report)
-    cells = [cell for part in report["precisions"].values() for cell in part["identity"]["cells"]]
-    is_good = all(cell["verdict"].startswith("identical") for cell in cells)
-    print(
-        f"{'identical everywhere' if is_good else 'NOT identical everywhere'}; {clock.elapsed_s:.0f} s; result: {path}"
-    )
-    return 0 if is_good else 1
+    verdicts = [cell["verdict"] for part in report["precisions"].values() for cell in part["identity"]["cells"]]
+    print(f"{_conclusion(verdicts)}; {report['seconds']:.0f} s; result: {path}")
+    return 0 if all(verdict.startswith("identical") for verdict in verdicts) else 1
+
+
+def _conclusion(verdicts: Sequence[str]) -> str:
+    num_bad, num_late = verdicts.count("different"), verdicts.count(OUT_OF_TIME)
+    if num_bad:
+        return f"NOT identical in {num_bad} of {len(verdicts)} cells"
+    if num_late:
+        return f"identical in all cells that ran; {num_late} of {len(verdicts)} did not fit the time"
+    return f"identical in all {len(verdicts)} cells (ties: {verdicts.count('identical up to ties')})"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,19 +17,19 @@ def main() -> int:
     args = parser.parse_args()
     prompt = json.load(sys.stdin)
 
+    from benchmarks.provenance import peak_rss_bytes
     from outrider.engine.config import EngineConfig
     from outrider.engine.engine import Engine
     from outrider.models.load import load_target
     from outrider.sampling.params import SamplingParams
 
+    imported_peak = peak_rss_bytes()
     target = load_target(args.model, dtype=args.dtype, device="cpu")
-    loaded_at = time.time()
+    loaded_at, loaded_peak = time.time(), peak_rss_bytes()
     engine = Engine(target, config=EngineConfig(num_cached_prefixes=0))
     first_token_at = 0.0
     for event in engine.stream(prompt, SamplingParams(max_tokens=args.tokens, ignore_eos=True)):
         first_token_at = first_token_at or (time.time() if event.token_ids else 0.0)
-
-    from benchmarks.provenance import peak_rss_bytes
 
     spec = target.spec
     itemsize = 4 if spec.precision == "float32" else 2
@@ -39,6 +39,8 @@ def main() -> int:
             {
                 "loaded_at": loaded_at,
                 "first_token_at": first_token_at,
+                "imported_peak_bytes": imported_peak,
+                "loaded_peak_bytes": loaded_peak,
                 "peak_rss_bytes": peak_rss_bytes(),
                 "weight_bytes": target.num_weight_bytes(),
                 "cache_bytes": row_bytes * (len(prompt) + args.tokens),

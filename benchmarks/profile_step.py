@@ -2,7 +2,8 @@
 
 Two measurements are put together. Clocks around the target's forward and the engine's own step reports split a step into
 forward, drafting, sampling with verdict, and the rest; no profiler runs then. A second, short run profiles the forward
-alone and splits it by operation. What the forward takes beyond its operations is Python and dispatch.
+alone and gives the shares of its operations; what it takes beyond them is Python and dispatch (the profiler makes these
+look somewhat larger than they are). The shares are applied to the time that the forward takes unprofiled.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arms import Bench, Settings
 from benchmarks.prompts import add_prompt_options
 from benchmarks.provenance import describe_run
-from benchmarks.report import RESULTS, write_json
+from benchmarks.report import RESULTS, wide_console, write_json
 from benchmarks.stats import spread
 from outrider.cache.base import Cache
 from outrider.device import synchronize
@@ -44,6 +44,7 @@ class WatchedTarget:
     def __init__(self, target: LlamaTarget) -> None:
         self._target = target
         self.forward_ms: list[float] = []
+        self.profiled_ms: list[float] = []
         self.operations: list[dict[str, float]] = []
         self.is_profiling = False
 
@@ -105,8 +106,7 @@ def profile_batch(bench: Bench, precision: str, drafter: str, batch: int, steps:
     while len(watched.operations) < PROFILED_PASSES and engine.has_work:
         engine.step()
     wall_ms, draft_ms, sampling_ms = (spread(values).median for values in (walls, drafts, samplings))
-    parts = _mean_parts(watched.operations)
-    parts["Python of the forward"] = max(0.0, forward_ms - sum(parts.values()))
+    parts = split_forward(forward_ms, watched.operations, watched.profiled_ms)
     parts |= {
         "drafter": draft_ms,
         "sampling": sampling_ms,
@@ -136,9 +136,14 @@ def _started_engine(bench: Bench, watched: WatchedTarget, drafter: str, batch: i
     return engine
 
 
-def _mean_parts(operations: Sequence[dict[str, float]]) -> dict[str, float]:
+def split_forward(
+    forward_ms: float, operations: Sequence[dict[str, float]], profiled_ms: Sequence[float]
+) -> dict[str, float]:
+    """``forward_ms`` divided as the profiled passes divide, what is no operation being Python."""
+    whole = sum(profiled_ms)
     grouped = [group_operations(each) for each in operations]
-    return {name: sum(each[name] for each in grouped) / len(grouped) for name in grouped[0]}
+    parts = {name: forward_ms * sum(each[name] for each in grouped) / whole for name in grouped[0]}
+    return parts | {"Python of the forward": max(0.0, forward_ms - sum(parts.values()))}
 
 
 def _costliest(operations: Sequence[dict[str, float]], count: int = 10) -> dict[str, float]:
@@ -160,7 +165,7 @@ def print_profiles(profiles: Sequence[dict[str, Any]]) -> None:
         cells = [(each["parts_ms"][name], sum(each["parts_ms"].values())) for each in profiles]
         table.add_row(name, *(f"{ms:.2f} ({ms / total:.0%})" for ms, total in cells))
     table.add_row("step, median", *(f"{each['step_ms']['median']:.2f}" for each in profiles), style="bold")
-    Console().print(table)
+    wide_console().print(table)
 
 
 def main(argv: list[str] | None = None) -> int:

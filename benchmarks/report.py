@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.stats import MIN_PAIRS_NEAR_ONE, NEAR_ONE, PairedRatio
 
-__all__ = ["Bar", "ResultFile", "Section", "append_history", "print_table", "write_json"]
+__all__ = ["Bar", "ResultFile", "Section", "append_history", "print_table", "wide_console", "write_json"]
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -165,7 +165,13 @@ def append_history(head: dict[str, Any], bars: Sequence[dict[str, Any]], *, resu
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def print_table(bars: Sequence[dict[str, Any]], *, title: str, console: Console | None = None) -> None:
+def wide_console() -> Console:
+    """The terminal as it is; into a file or pipe 140 columns, so that no table is broken up."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def print_table(bars: Sequence[dict[str, Any]], *, title: str) -> None:
     """The table of bars and verdicts."""
     table = Table(title=title, title_justify="left")
     for column in ("what", "measured", "95 % interval", "bar", "verdict"):
@@ -176,7 +182,7 @@ def print_table(bars: Sequence[dict[str, Any]], *, title: str, console: Console 
         colour = "green" if bar["verdict"].startswith("met") else "red"
         measured = f"{_number(bar['value'])} {bar['unit']}"
         table.add_row(bar["name"], measured, interval, limit, f"[{colour}]{bar['verdict']}[/{colour}]")
-    (console or Console()).print(table)
+    wide_console().print(table)
 
 
 def _number(value: float) -> str:

@@ -47,7 +47,9 @@ class Setup:
     """Target, drafters, and how large a scenario is.
 
     Attributes:
-        prompts_per_category, max_tokens, ks: size of S1; num_calls: calls an arm of S2.
+        prompts_per_category, max_tokens, ks: size of S1.
+        num_calls, laws: calls an arm of S2, and the cuts it tries.
+        wrong_temperature: of S2's control that must be told from 1.3; few calls can only see a large error.
     """
 
     target: LlamaTarget
@@ -56,6 +58,8 @@ class Setup:
     max_tokens: int = 96
     ks: Sequence[int] = (1, 2, 4, 8, 20)
     num_calls: int = 4000
+    wrong_temperature: float = 1.0
+    laws: Sequence[str] = ("top_k 2", "top_p 0.9", "no cut")
 
     def engine(self, drafter: str = "none", *, k: int = 8, **settings: Any) -> Engine:
         """A fresh engine with a fixed draft length and no reuse of prefixes."""
@@ -110,9 +114,10 @@ def sampled_law(setup: Setup) -> dict[str, Any]:
         "no cut": SamplingParams(temperature=1.3, max_tokens=8, ignore_eos=True),
     }
     out: dict[str, Any] = {"seeded calls equal": seeded}
-    for law, params in laws.items():
+    for law in setup.laws:
+        params = laws[law]
         plain = _draw_many(setup, prompt, params, "none")
-        wrong = _draw_many(setup, prompt, replace(params, temperature=1.0), "slice:10")
+        wrong = _draw_many(setup, prompt, replace(params, temperature=setup.wrong_temperature), "slice:10")
         cells = _joint if params.top_k == 2 else _per_position
         p_wrong = permutation_test(cells(plain[0]), cells(wrong[0]))
         assert p_wrong <= 0.005, f"{law}: the test does not see a wrong temperature (p = {p_wrong})"

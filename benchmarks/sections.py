@@ -321,6 +321,8 @@ def _one_shot(bench: Bench, ids: Sequence[int], precision: str) -> dict[str, flo
     return {
         "start_s": round(shot["first_token_at"] - started_at, 3),
         "load_s": round(shot["loaded_at"] - started_at, 3),
+        "imported_peak_mb": round(shot["imported_peak_bytes"] / 1e6, 1),
+        "loaded_peak_mb": round(shot["loaded_peak_bytes"] / 1e6, 1),
         "peak_mb": round(shot["peak_rss_bytes"] / 1e6, 1),
         "weights_mb": round(shot["weight_bytes"] / 1e6, 1),
         "cache_mb": round(shot["cache_bytes"] / 1e6, 1),

@@ -128,5 +128,5 @@ def test_documents_get_the_newest_numbers(tmp_path: Path, capsys: pytest.Capture
 def test_an_unknown_table_or_no_result_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="table 'speeed' is unknown"):
         render("<!-- benchmarks:speeed -->\n<!-- /benchmarks -->\n", tmp_path)
-    with pytest.raises(ValueError, match="run python -m benchmarks.profile_step first"):
+    with pytest.raises(ValueError, match=r"run python -m benchmarks\.profile_step first"):
         render("<!-- benchmarks:profile -->\n<!-- /benchmarks -->\n", tmp_path)
