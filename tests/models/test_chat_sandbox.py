@@ -19,7 +19,8 @@ def test_blocks_are_trimmed_as_transformers_does() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("{% for x in [1,2,3,4] %}{% if x == 2 %}{% continue %}{% endif %}{% if x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}", "13"),
+        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
+        ("{% for x in [1, 2, 3] %}{% if x == 3 %}{% break %}{% endif %}{{ x }}{% endfor %}", "12"),
         ("{{ {'b': 'ä<', 'a': 1} | tojson }}", '{"b": "ä<", "a": 1}'),
         ("{{ {'a': [1]} | tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
         ("{% generation %}x{{ 1 }}{% endgeneration %}y", "x1y"),
@@ -45,6 +46,19 @@ def test_errors_that_the_template_raises_reach_the_user() -> None:
         render_template("{{ raise_exception('roles must alternate') }}", {})
 
 
+def _grown(start: str, times: int, step: str) -> str:
+    """A template that makes its text longer again and again."""
+    return (
+        "{% set ns = namespace(x="
+        + start
+        + ") %}{% for i in range("
+        + str(times)
+        + ") %}"
+        + step
+        + "{% endfor %}{{ ns.x }}"
+    )
+
+
 HOSTILE = {
     "syntax": "{% for %}",
     "unknown filter": "{{ 1 | nothing }}",
@@ -63,14 +77,14 @@ HOSTILE = {
     "product from the left": "{{ 10 ** 9 * 'a' }}",
     "list product": "{{ ([0] * 10 ** 9) | length }}",
     "power": "{{ 10 ** 10 ** 10 }}",
-    "squares": "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "doubling by +": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubling by ~": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "doubling by blocks": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "doubling by format": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
-    "doubling by join": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}",
-    "squaring by replace": "{% set ns = namespace(x='aaaa') %}{% for i in range(9) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
-    "squaring by filter": "{% set ns = namespace(x='aaaa') %}{% for i in range(9) %}{% set ns.x = ns.x | replace('a', ns.x) %}{% endfor %}",
+    "squares": _grown("3", 60, "{% set ns.x = ns.x * ns.x %}"),
+    "doubling by +": _grown("'a'", 60, "{% set ns.x = ns.x + ns.x %}"),
+    "doubling by ~": _grown("'a'", 60, "{% set ns.x = ns.x ~ ns.x %}"),
+    "doubling by blocks": _grown("'a'", 60, "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+    "doubling by format": _grown("'a'", 60, "{% set ns.x = '%s%s' % (ns.x, ns.x) %}"),
+    "doubling by join": _grown("'a'", 60, "{% set ns.x = [ns.x, ns.x] | join %}"),
+    "squaring by replace": _grown("'aaaa'", 9, "{% set ns.x = ns.x.replace('a', ns.x) %}"),
+    "squaring by filter": _grown("'aaaa'", 9, "{% set ns.x = ns.x | replace('a', ns.x) %}"),
     "many formats of one text": "{% set x = 'a' * 9999999 %}{{ ('{0}' * 9999).format(x) }}",
     "many formats by name": "{% set x = 'a' * 9999999 %}{{ ('%(x)s' * 9999) % {'x': x} }}",
     "format filter": "{% set x = 'a' * 9999999 %}{{ ('%(x)s' * 9999) | format(x=x) }}",
@@ -91,7 +105,7 @@ HOSTILE = {
     "concatenated list": "{% set x = 'a' * 9999999 %}{{ 'x' ~ ([x] * 999) }}",
     "printed namespace": "{% set x = 'a' * 9999999 %}{% set ns = namespace(x=[x] * 999) %}{{ ns }}",
     "printed values": "{% set x = 'a' * 9999999 %}{{ {'a': [x] * 999}.values() }}",
-    "nested lists": "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "nested lists": _grown("['a']", 60, "{% set ns.x = [ns.x, ns.x] %}"),
     "upper of a list": "{% set x = 'a' * 9999999 %}{{ ([x] * 999) | upper }}",
     "join method of a generator": "{% set x = {'a': 'a' * 9999999} %}{{ ''.join(([x] * 9999) | map(attribute='a')) }}",
     "sum": "{% set x = ['a'] * 9999 %}{{ ([x] * 99999) | sum(start=[]) | length }}",

