@@ -4,6 +4,7 @@
 #   make test        the whole test suite
 #   make check       format, lint, types and tests: what must pass before a change lands
 #   make lint        format, lint and types only
+#   make mutants     faults planted in the real code, each of which the suite must reject
 #   make bench       the speed table (minutes; wants an idle machine)
 #   make scenarios   acceptance scenarios on the real model at full size (half an hour)
 #   make gpu-check   identity, pass times and memory on a CUDA device (under five minutes)
@@ -18,9 +19,11 @@ SCENARIO_ARGS ?=
 GPU_ARGS ?=
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.jinja') $(wildcard hatch_build.py)
+SOURCES := $(shell find src -type f -not -name '*.pyc') $(wildcard hatch_build.py)
+# What an editable installation compiles once.
+COMPILED := $(shell find src -path '*/csrc/*') $(wildcard hatch_build.py)
 
-.PHONY: demo test check lint bench scenarios gpu-check clean
+.PHONY: demo test check lint mutants bench scenarios gpu-check clean
 .DEFAULT_GOAL := demo
 
 # The demo runs what a user gets: the installed package. The stamp is renewed when a source file changes.
@@ -30,7 +33,7 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -nam
 	touch $@
 
 # Developers' environment: editable, so that only a change of dependencies renews the stamp.
-.venv-dev/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py)
+.venv-dev/installed: pyproject.toml constraints.txt $(COMPILED)
 	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) -e '.[dev]'
 	touch $@
@@ -46,6 +49,9 @@ check: .venv-dev/installed
 
 lint: .venv-dev/installed
 	PATH="$(CURDIR)/.venv-dev/bin:$$PATH" scripts/check --lint
+
+mutants: .venv-dev/installed
+	.venv-dev/bin/python -m pytest -n $(WORKERS) tests/mutants
 
 bench: .venv-dev/installed
 	.venv-dev/bin/python -m benchmarks.engine_speed $(BENCH_ARGS)
