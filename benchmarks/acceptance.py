@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.arms import Bench, Settings, progress_bar
+from benchmarks.arms import MODEL, Bench, Settings, progress_bar
 from benchmarks.prompts import GROUPS, PromptRow, add_prompt_options
 from benchmarks.provenance import describe_run
 from benchmarks.report import RESULTS, wide_console, write_json
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP", help=", ".join(GROUPS)
     )
-    parser.add_argument("--model", default=Settings.model)
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", default="bfloat16", help="float32, bfloat16 or int8")
     parser.add_argument("--tokens", type=int, default=256, help="most new tokens a request")
     parser.add_argument("--temperature", type=float, default=0.0)

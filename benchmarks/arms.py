@@ -24,7 +24,9 @@ from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_checkpoint
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["Bench", "Comparison", "Run", "Settings", "TransformersArm", "progress_bar", "run_engine"]
+__all__ = ["MODEL", "Bench", "Comparison", "Run", "Settings", "TransformersArm", "progress_bar", "run_engine"]
+
+MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Settings:
         seed: keys sampled requests, bootstrap and order of the arms.
     """
 
-    model: str = "smollm2-135m-instruct"
+    model: str = MODEL
     tokens: int = 256
     num_draft_tokens: int = 8
     traffic: Path | None = None

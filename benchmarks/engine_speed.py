@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.arms import Bench, Settings
+from benchmarks.arms import MODEL, Bench, Settings
 from benchmarks.prompts import add_prompt_options
 from benchmarks.provenance import describe_run
 from benchmarks.report import HISTORY, RESULTS, ResultFile, append_history, print_table
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
     )
-    parser.add_argument("--model", default=Settings.model, help="alias, folder or hub id of the target")
+    parser.add_argument("--model", default=MODEL, help="alias, folder or hub id of the target")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens a request")
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="most draft tokens a step")
     parser.add_argument("--full", action="store_true", help="all 480 Spec-Bench prompts instead of the subset of 30")

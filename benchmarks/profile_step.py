@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.arms import Bench, Settings
+from benchmarks.arms import MODEL, Bench, Settings
 from benchmarks.prompts import add_prompt_options
 from benchmarks.provenance import describe_run
 from benchmarks.report import RESULTS, wide_console, write_json
@@ -62,9 +62,10 @@ class WatchedTarget:
         return result
 
     def _profiled(self, rows: PackedRows, cache: Cache, taps: Sequence[int]) -> ForwardResult:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities) as profiler:
+        with torch.autograd.profiler.profile(use_kineto=False) as profiler:
+            begun = time.perf_counter()
             result = self._target.forward(rows, cache, taps=taps)
+            self.profiled_ms.append((time.perf_counter() - begun) * 1e3)
         self.operations.append(
             {
                 event.key: event.self_cpu_time_total / 1e3
@@ -197,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__)
     add_prompt_options(parser)
-    parser.add_argument("--model", default=Settings.model)
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", default="bfloat16", help="float32, bfloat16 or int8")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--drafter", nargs="+", default=["none", "suffix"])

@@ -36,12 +36,17 @@ def describe_run(module: str, arguments: list[str]) -> dict[str, Any]:
     """Machine, versions, commit and command line of this run."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", module, *arguments]),
+        "command": shlex.join(["python", "-m", module, *map(_shown, arguments)]),
         "git": _git(),
         "machine": _machine(),
         "versions": _versions(),
         "load_average_before": round(os.getloadavg()[0], 2),
     }
+
+
+def _shown(argument: str) -> str:
+    """An argument as it may be published: of an absolute path only the last part."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _machine() -> dict[str, Any]:
@@ -83,7 +88,8 @@ def _versions() -> dict[str, str]:
 def _git() -> dict[str, Any]:
     try:
         commit = _git_output("rev-parse", "HEAD")
-        changed = [line for line in _git_output("status", "--porcelain").splitlines() if "benchmarks/" not in line]
+        status = _git_output("status", "--porcelain", "--untracked-files=no")
+        changed = [line for line in status.splitlines() if "benchmarks/" not in line]
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "changed_files": None}
     return {"commit": commit, "changed_files": len(changed)}

@@ -98,8 +98,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_provenance_names_machine_versions_and_command() -> None:
-    head = describe_run("benchmarks.engine_speed", ["--only", "a b"])
-    assert head["command"] == "python -m benchmarks.engine_speed --only 'a b'"
+    head = describe_run("benchmarks.engine_speed", ["--only", "a b", "--traffic", "/home/me/prompts"])
+    assert head["command"] == "python -m benchmarks.engine_speed --only 'a b' --traffic prompts"
     assert head["versions"]["torch"]
     assert head["machine"]["threads"] >= 1
     assert peak_rss_bytes() > 10_000_000
