@@ -1,7 +1,7 @@
 """The matrix parts of a layer, by device and precision: the seam that faster kernels plug into.
 
-A target is built of four kinds of part, each fused around its matrix: norm + projection, projection + residual,
-feed-forward, and norm + LM head. :func:`make_kernels` picks who builds them. Weights are converted and packed once.
+A target is built of five kinds of part: the residual stream's embedding, and, each fused around its matrix, norm +
+projection, projection + residual, feed-forward, and norm + LM head. Weights are converted and packed once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "NormProjection",
     "PackedMatrix",
     "ResidualProjection",
+    "Stream",
     "can_pack_bfloat16",
 ]
 
@@ -37,6 +38,18 @@ class Norm:
 
     weight_D: Tensor
     eps: float
+
+
+class Stream(Protocol):
+    """The residual stream's ends: how rows enter it, and what it looks like from outside."""
+
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        """The stream before the first layer, ``[R, D]``."""
+        ...
+
+    def tap(self, x_RD: Tensor) -> Tensor:
+        """The model's hidden states: the stream without whatever form the parts keep it in."""
+        ...
 
 
 class NormProjection(Protocol):
@@ -75,12 +88,12 @@ class Kernels(Protocol):
     """Builds the parts of a target. Weights are ``[out, in]`` of any floating dtype and are not kept.
 
     Attributes:
-        stream_dtype: dtype of the residual stream.
         row_multiple: passes are padded to a multiple of this many rows.
     """
 
-    stream_dtype: torch.dtype
     row_multiple: int
+
+    def stream(self, embedding: Tensor) -> Stream: ...
 
     def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection: ...
 
@@ -168,21 +181,24 @@ class DenseKernels:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self.stream_dtype = placement.activation_dtype
+        self._dtype = placement.activation_dtype
         is_cpu_float32 = placement.device.type == "cpu" and placement.precision == "float32"
         # float32 products on a CPU depend on the number of rows, unless that is a multiple of 8.
         self.row_multiple = 8 if is_cpu_float32 else 1
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(device=self._placement.device, dtype=self.stream_dtype)
+        return tensor.to(device=self._placement.device, dtype=self._dtype)
 
     def _matrix(self, weight: Tensor) -> Matrix:
         moved = self._moved(weight)
-        is_packable = self.stream_dtype == torch.bfloat16 and can_pack_bfloat16(self._placement.device)
+        is_packable = self._dtype == torch.bfloat16 and can_pack_bfloat16(self._placement.device)
         return PackedMatrix(moved) if is_packable else DenseMatrix(moved)
 
     def _norm(self, norm: Norm) -> Norm:
         return Norm(weight_D=self._moved(norm.weight_D), eps=norm.eps)
+
+    def stream(self, embedding: Tensor) -> Stream:
+        return _DenseStream(self._moved(embedding))
 
     def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection:
         return _DenseNormProjection(self._matrix(weight), self._norm(norm))
@@ -195,6 +211,17 @@ class DenseKernels:
 
     def head(self, weight: Tensor, norm: Norm) -> Head:
         return _DenseHead(self._matrix(weight), self._norm(norm))
+
+
+class _DenseStream:
+    def __init__(self, table_VD: Tensor) -> None:
+        self._table_VD = table_VD
+
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        return F.embedding(tokens_R, self._table_VD)
+
+    def tap(self, x_RD: Tensor) -> Tensor:
+        return x_RD
 
 
 class _DenseNormProjection:

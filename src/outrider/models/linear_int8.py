@@ -6,6 +6,10 @@ that nothing is rounded between a product and the next quantisation.
 
 A row's scale cancels in its own quantisation: a row and any multiple of it have the same levels. So the RMS norm is not
 applied but multiplied into the scale, and the gate's scale is carried past the gated product.
+
+Two measures keep the loss small, measured on SmolLM2-135M as divergence from float32 over 400 positions: 0.079 nats
+plainly; 0.016 with the stream rotated (:mod:`outrider.models.rotation`); 0.007 when the gated product, whose outliers no
+rotation reaches, is multiplied as two int8 rows, its levels and what rounding left of them.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.device import Placement
-from outrider.models.linear import FeedForward, Head, Norm, NormProjection, ResidualProjection
+from outrider.models.linear import FeedForward, Head, Norm, NormProjection, ResidualProjection, Stream
+from outrider.models.rotation import StreamRotation
 
-__all__ = ["Int8Kernels", "Int8Matrix", "quantize_rows"]
+__all__ = ["Int8Kernels", "Int8Matrix", "quantize_rows", "split_rows"]
 
 _LEVELS = 127.0
 _SMALLEST_PEAK = 1e-30
@@ -27,6 +32,15 @@ def quantize_rows(x_RD: Tensor) -> tuple[Tensor, Tensor]:
     """(int8 levels ``[R, D]``, peaks ``[R, 1]``): x = levels * peak / 127, within half a level."""
     peaks_R1 = x_RD.abs().amax(dim=-1, keepdim=True).float().clamp_min_(_SMALLEST_PEAK)
     return (x_RD * (_LEVELS / peaks_R1)).round_().to(torch.int8), peaks_R1
+
+
+def split_rows(x_RF: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 levels ``[2 R, F]``, peaks ``[R, 1]``): x = (levels[:R] + levels[R:] / 254) * peak / 127."""
+    peaks_R1 = x_RF.abs().amax(dim=-1, keepdim=True).clamp_min_(_SMALLEST_PEAK)
+    exact = x_RF * (_LEVELS / peaks_R1)
+    coarse = exact.round()
+    fine = exact.sub_(coarse).mul_(2 * _LEVELS).round_()
+    return torch.cat((coarse, fine)).to(torch.int8), peaks_R1
 
 
 class Int8Matrix:
@@ -41,7 +55,7 @@ class Int8Matrix:
     def __init__(self, weight: Tensor, device: torch.device, *, gain: float = 1.0) -> None:
         weight = weight.to(device=device, dtype=torch.float32)
         peaks_N = weight.abs().amax(dim=1).clamp_min_(_SMALLEST_PEAK)
-        levels = (weight * (_LEVELS / peaks_N).unsqueeze(1)).round_().to(torch.int8)
+        levels = (weight * (_LEVELS / peaks_N).unsqueeze(1)).round_().to(torch.int8).contiguous()
         self.num_bytes = levels.numel()
         self._scales_N = peaks_N * (gain / _LEVELS**2)
         self._is_packed = device.type == "cpu" and "onednn" in torch.backends.quantized.supported_engines
@@ -80,11 +94,11 @@ class Int8Matrix:
 
 
 class _NormedMatrix:
-    """RMS norm and matrix: norm weight inside the matrix, 1 / rms inside the rows' scale."""
+    """RMS norm and matrix: norm weight and rotation inside the matrix, 1 / rms inside the rows' scale."""
 
-    def __init__(self, weight: Tensor, norm: Norm, device: torch.device) -> None:
+    def __init__(self, weight: Tensor, norm: Norm, rotation: StreamRotation, device: torch.device) -> None:
         width = weight.shape[1]
-        folded = weight.float() * norm.weight_D.float().to(weight.device)
+        folded = rotation.rotate(weight.float() * norm.weight_D.float())
         self._matrix = Int8Matrix(folded, device, gain=width**0.5)
         self._root_eps = torch.tensor((width * norm.eps) ** 0.5, device=device)
         self.num_bytes = self._matrix.num_bytes
@@ -99,24 +113,41 @@ class _NormedMatrix:
 class Int8Kernels:
     """Parts around int8 matrices."""
 
-    stream_dtype = torch.float32
     row_multiple = 1
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, width: int) -> None:
         self._device = placement.device
-        self._attention_dtype = placement.activation_dtype
+        self._outer_dtype = placement.activation_dtype
+        self._rotation = StreamRotation(width)
+
+    def stream(self, embedding: Tensor) -> Stream:
+        return _RotatedStream(self._rotation.rotate(embedding).to(self._device, self._outer_dtype), self._rotation)
 
     def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection:
-        return _Int8NormProjection(_NormedMatrix(weight, norm, self._device), self._attention_dtype)
+        return _Int8NormProjection(_NormedMatrix(weight, norm, self._rotation, self._device), self._outer_dtype)
 
     def residual_projection(self, weight: Tensor) -> ResidualProjection:
-        return _Int8ResidualProjection(Int8Matrix(weight, self._device))
+        return _Int8ResidualProjection(Int8Matrix(self._rotation.rotate_outputs(weight), self._device))
 
     def feed_forward(self, gate_up: Tensor, down: Tensor, norm: Norm) -> FeedForward:
-        return _Int8FeedForward(_NormedMatrix(gate_up, norm, self._device), Int8Matrix(down, self._device))
+        rotated_down = Int8Matrix(self._rotation.rotate_outputs(down), self._device)
+        return _Int8FeedForward(_NormedMatrix(gate_up, norm, self._rotation, self._device), rotated_down)
 
     def head(self, weight: Tensor, norm: Norm) -> Head:
-        return _Int8Head(_NormedMatrix(weight, norm, self._device))
+        return _Int8Head(_NormedMatrix(weight, norm, self._rotation, self._device))
+
+
+class _RotatedStream:
+    """The stream inside is rotated and float32; what leaves it is neither."""
+
+    def __init__(self, table_VD: Tensor, rotation: StreamRotation) -> None:
+        self._table_VD, self._rotation = table_VD, rotation
+
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        return F.embedding(tokens_R, self._table_VD).float()
+
+    def tap(self, x_RD: Tensor) -> Tensor:
+        return self._rotation.unrotate(x_RD).to(self._table_VD.dtype)
 
 
 class _Int8NormProjection:
@@ -147,8 +178,10 @@ class _Int8FeedForward:
     def __call__(self, x_RD: Tensor) -> Tensor:
         gate_up_RF, scales_R1 = self._gate_up(x_RD)
         gate_RF, up_RF = gate_up_RF.chunk(2, dim=-1)
-        levels, peaks_R1 = quantize_rows(F.silu(gate_RF * scales_R1).mul_(up_RF))
-        return torch.addcmul(x_RD, self._down(levels), peaks_R1.mul_(scales_R1))
+        levels, peaks_R1 = split_rows(F.silu(gate_RF * scales_R1).mul_(up_RF))
+        coarse_RD, fine_RD = self._down(levels).chunk(2)
+        total_RD = coarse_RD.add_(fine_RD, alpha=0.5 / _LEVELS)
+        return torch.addcmul(x_RD, total_RD, peaks_R1.mul_(scales_R1))
 
 
 class _Int8Head:

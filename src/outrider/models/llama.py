@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.cache.attention import PassAttention
@@ -98,15 +97,15 @@ class LlamaTarget:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream behind the last layer, and before each tapped one."""
         num_rows = rows.tokens_R.shape[0]
-        x_RD = F.embedding(self._padded(rows.tokens_R), self._weights.embedding_VD).to(self._weights.stream_dtype)
+        x_RD = self._weights.stream.embed(self._padded(rows.tokens_R))
         rotation = self._rotary.at(self._padded(rows.positions_R))
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self._weights.layers):
             if index in taps:
-                tapped[index] = x_RD[:num_rows].to(self.placement.activation_dtype)
+                tapped[index] = self._weights.stream.tap(x_RD[:num_rows])
             x_RD = self._run_layer(layer, x_RD, rotation=rotation, attention=attention, index=index)
         if len(self._weights.layers) in taps:
-            tapped[len(self._weights.layers)] = x_RD[:num_rows].to(self.placement.activation_dtype)
+            tapped[len(self._weights.layers)] = self._weights.stream.tap(x_RD[:num_rows])
         return x_RD, tapped
 
     def _run_layer(

@@ -18,6 +18,7 @@ from outrider.models.linear import (
     Norm,
     NormProjection,
     ResidualProjection,
+    Stream,
 )
 from outrider.models.linear_int8 import Int8Kernels
 
@@ -57,11 +58,10 @@ class LayerWeights:
 class LlamaWeights:
     """All of a target's weights, and how its passes are shaped (:class:`outrider.models.linear.Kernels`)."""
 
-    embedding_VD: Tensor
+    stream: Stream
     layers: tuple[LayerWeights, ...]
     head: Head
     row_multiple: int
-    stream_dtype: torch.dtype
 
     def first_layers(self, num_layers: int) -> LlamaWeights:
         """The first layers with the same embedding, final norm and LM head; nothing is copied."""
@@ -72,23 +72,23 @@ class LlamaWeights:
         return sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
 
 
-def make_kernels(placement: Placement) -> Kernels:
-    """Who builds the parts of a target at this placement."""
-    return Int8Kernels(placement) if placement.precision == "int8" else DenseKernels(placement)
+def make_kernels(placement: Placement, width: int) -> Kernels:
+    """Who builds the parts of a target of this hidden width at this placement."""
+    return Int8Kernels(placement, width) if placement.precision == "int8" else DenseKernels(placement)
 
 
 def read_weights(source: WeightSource, placement: Placement) -> LlamaWeights:
     """Read, fuse, convert and pack, one layer at a time, so that the peak stays near the final size."""
-    kernels, config = make_kernels(placement), source.config
+    config = source.config
+    kernels = make_kernels(placement, config.hidden_size)
     embedding = source.tensor("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
     final_norm = Norm(weight_D=source.tensor("model.norm.weight"), eps=config.norm_eps)
     return LlamaWeights(
         head=kernels.head(head, final_norm),
-        embedding_VD=embedding.to(dtype=placement.activation_dtype, device=placement.device),
+        stream=kernels.stream(embedding),
         layers=tuple(_read_layer(source, index, kernels) for index in range(config.num_layers)),
         row_multiple=kernels.row_multiple,
-        stream_dtype=kernels.stream_dtype,
     )
 
 
