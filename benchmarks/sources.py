@@ -66,15 +66,11 @@ class RawFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A public prompt set: what to download and how a raw row becomes a normalised one.
-
-    ``fetch_tested`` says honestly whether the download itself was ever run by the authors.
-    """
+    """A public prompt set: what to download and how a raw row becomes a normalised one."""
 
     name: str
     files: tuple[RawFile, ...]
     convert: Callable[[Row], Row]
-    fetch_tested: bool = False
 
 
 def convert_spec_bench(raw: Row) -> Row:
