@@ -1,0 +1,210 @@
+"""The native target: a Llama decoder whose whole pass is one call into C++.
+
+It has its own cache layout and its own weights, packed once. Every row's arithmetic runs in one order, whatever the number
+of rows, the companions, the chunking of a prompt, or whether the row is in a chain or a tree: so speculative output equals
+plain output bit for bit, in every precision.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.cache.base import Cache
+from outrider.cache.native import NativeCache
+from outrider.device import Placement, Precision
+from outrider.errors import ConfigError, PromptError
+from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
+from outrider.models.config import LlamaConfig
+from outrider.models.llama_weights import RandomWeights, WeightSource
+from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
+from outrider.native.library import Context, CPass, CSegment, open_context, requested_kernels
+
+if TYPE_CHECKING:
+    from outrider.models.tokenizer import Tokenizer
+
+__all__ = ["NativeTarget"]
+
+
+class NativeTarget:
+    """A Llama decoder as a :class:`outrider.models.base.Target`, on the CPU, in bfloat16 or int8.
+
+    Args:
+        checkpoint: where weights, config and tokenizer come from. Kept, and read again by :meth:`requantized`.
+        placement: ``cpu``, ``bfloat16`` or ``int8``.
+        weights: weights already in memory, shared with another target; read from the checkpoint when ``None``.
+        kernels: instruction set; ``None`` takes ``OUTRIDER_NATIVE`` or else the fastest that runs here.
+
+    Raises:
+        outrider.native.library.Unavailable: the native path cannot run here.
+        ConfigError: a placement that it does not serve.
+    """
+
+    def __init__(
+        self,
+        checkpoint: WeightSource,
+        placement: Placement,
+        *,
+        weights: NativeWeights | None = None,
+        kernels: str | None = None,
+    ) -> None:
+        if placement.device.type != "cpu" or placement.precision not in ("bfloat16", "int8"):
+            raise ConfigError(
+                f"the native path does not run {placement.precision} on {placement.device}; "
+                "it runs bfloat16 and int8 on cpu"
+            )
+        self.checkpoint = checkpoint
+        self.placement = placement
+        self._kernels = kernels or requested_kernels()
+        self._context: Context = open_context(self._kernels, torch.get_num_threads())
+        with torch.inference_mode():
+            self._weights = weights or read_native_weights(checkpoint, placement)
+        self.config: LlamaConfig = replace(checkpoint.config, num_layers=self._weights.num_layers)
+        self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
+        self.checkpoint_note: str = getattr(checkpoint, "note", "")
+        self.spec = self._build_spec()
+        self._rotary = RotaryTable(self.config)
+
+    @staticmethod
+    def random(config: LlamaConfig, placement: Placement, seed: int) -> NativeTarget:
+        """A target with random weights: for tests, and as a drafter that knows nothing."""
+        return NativeTarget(RandomWeights(config=config, seed=seed), placement)
+
+    def slice_layers(self, num_layers: int) -> NativeTarget:
+        """The first ``num_layers`` layers with the final norm and LM head, sharing this target's weights.
+
+        Raises:
+            ConfigError: not between 1 and this target's number of layers.
+        """
+        if not 1 <= num_layers <= self.config.num_layers:
+            raise ConfigError(f"slice:{num_layers} is not possible; give 1 to {self.config.num_layers} layers")
+        shared = self._weights.first_layers(num_layers)
+        return NativeTarget(self.checkpoint, self.placement, weights=shared, kernels=self._kernels)
+
+    def requantized(self, precision: Precision) -> NativeTarget:
+        """The same checkpoint in another precision."""
+        placement = Placement(device=self.placement.device, precision=precision)
+        return NativeTarget(self.checkpoint, placement, kernels=self._kernels)
+
+    def new_cache(self) -> NativeCache:
+        """An empty cache of this target's layout."""
+        config = self.config
+        return NativeCache(
+            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_width=config.head_width
+        )
+
+    def num_weight_bytes(self) -> int:
+        """Bytes that one pass streams: all matrices and the LM head once."""
+        return self._weights.num_bytes()
+
+    @torch.inference_mode()
+    def forward(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> ForwardResult:
+        """Run one pass; write the rows' keys and values behind each slot's cached tokens.
+
+        Raises:
+            PromptError: a row's position lies past the window.
+        """
+        num_rows = rows.tokens_R.shape[0]
+        logits_RV = torch.empty(_num_logit_rows(rows), self.config.vocab_size)
+        taps_ARD = torch.empty(len(taps), num_rows, self.config.hidden_size)
+        layers = torch.tensor(list(taps), dtype=torch.int32)
+        call = CPass(logits=logits_RV.data_ptr())
+        call.num_taps, call.tap_layers, call.taps = len(taps), layers.data_ptr(), taps_ARD.data_ptr()
+        self._run(call, rows, cache)
+        dtype = self.placement.activation_dtype
+        return ForwardResult(
+            logits_RV=logits_RV, taps={layer: tap.to(dtype) for layer, tap in zip(taps, taps_ARD, strict=True)}
+        )
+
+    @torch.inference_mode()
+    def forward_greedy(self, rows: PackedRows, cache: Cache) -> Tensor:
+        """As :meth:`forward`, but returns only each row's most probable token, int64 ``[R]``; ties go to the lowest id.
+
+        The LM head compares as it goes, and no logits are written.
+        """
+        tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
+        self._run(CPass(argmax=tokens_R.data_ptr()), rows, cache)
+        return tokens_R
+
+    def _run(self, call: CPass, rows: PackedRows, cache: Cache) -> None:
+        """Fill in the rest of the call, run it, and count the rows as cached."""
+        assert isinstance(cache, NativeCache), type(cache)
+        num_rows = rows.tokens_R.shape[0]
+        logit_rows = torch.tensor(range(num_rows) if rows.logit_rows is None else rows.logit_rows, dtype=torch.int32)
+        tokens_R, positions_R = rows.tokens_R.contiguous(), rows.positions_R.contiguous()
+        self._check_tokens(tokens_R)
+        segments, parents = self._segments(rows.segments, cache)
+        call.num_rows, call.num_segments = num_rows, len(rows.segments)
+        call.tokens, call.positions = tokens_R.data_ptr(), positions_R.data_ptr()
+        call.segments = ctypes.addressof(segments)
+        call.num_logit_rows, call.logit_rows = logit_rows.shape[0], logit_rows.data_ptr()
+        cosines, sines = self._rotary.upto(int(positions_R.max()) + 1)
+        self._context.run(self._weights.describe(self.config, cosines, sines), call)
+        del parents  # alive until here: the segments point into it
+        for segment in rows.segments:
+            cache.advance(segment.slot, segment.num_rows)
+
+    def _segments(self, segments: Sequence[Segment], cache: NativeCache) -> tuple[ctypes.Array[CSegment], list[Tensor]]:
+        described = (CSegment * len(segments))()
+        alive: list[Tensor] = []
+        for entry, segment in zip(described, segments, strict=True):
+            base = cache.length(segment.slot)
+            self._check_window(base + _depth(segment))
+            cache.reserve(segment.slot, base + segment.num_rows)
+            entry.cache, entry.capacity = cache.address(segment.slot)
+            entry.base, entry.start, entry.num_rows = base, segment.start, segment.num_rows
+            if segment.parents is not None:
+                alive.append(torch.tensor(segment.parents, dtype=torch.int32))
+                entry.parents = alive[-1].data_ptr()
+        return described, alive
+
+    def _check_tokens(self, tokens_R: Tensor) -> None:
+        low, high = int(tokens_R.min()), int(tokens_R.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise PromptError(f"token id {bad} is not in the vocabulary; allowed: 0 to {self.config.vocab_size - 1}")
+
+    def _check_window(self, end: int) -> None:
+        if end > self.config.max_positions:
+            raise PromptError(
+                f"{end} tokens do not fit into the model's window of {self.config.max_positions}; "
+                "give a shorter prompt or fewer new tokens"
+            )
+
+    def _build_spec(self) -> TargetSpec:
+        config, checkpoint = self.config, self.checkpoint
+        part = "" if config.num_layers == checkpoint.config.num_layers else f"[:{config.num_layers}]"
+        return TargetSpec(
+            name=checkpoint.name + part,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_width=config.head_width,
+            max_positions=config.max_positions,
+            eos_token_ids=config.eos_token_ids,
+            precision=self.placement.precision,
+            device=self.placement.device,
+            fingerprint=checkpoint.fingerprint + part,
+            path=f"native-{self._context.kernels}",
+        )
+
+
+def _num_logit_rows(rows: PackedRows) -> int:
+    return int(rows.tokens_R.shape[0]) if rows.logit_rows is None else len(rows.logit_rows)
+
+
+def _depth(segment: Segment) -> int:
+    """Positions that a segment covers: siblings share one."""
+    if segment.parents is None:
+        return segment.num_rows
+    depths: list[int] = []
+    for parent in segment.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths)

@@ -1,0 +1,82 @@
+// The C interface of the library: plain structures that Python fills through ctypes, and a handful of functions.
+//
+// Everything is addressed in tiles of 1 KiB: 16 rows of 64 bytes. A "step" is 64 bytes along the inner dimension of a
+// product: 32 bfloat16 or 64 int8 values. A "block" is 32 outputs of a matrix.
+#pragma once
+
+#include <cstdint>
+
+#if defined(_WIN32)
+#define OUTRIDER_EXPORT extern "C"
+#else
+#define OUTRIDER_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+extern "C" {
+
+// A matrix packed once: [block][step][2 tiles][16 rows of 4 bytes x 16 outputs].
+struct OutriderMatrix {
+    const uint8_t* weights;
+    const float* scales;  // one per output (int8), null for bfloat16
+    int32_t num_blocks;
+    int32_t num_steps;
+};
+
+struct OutriderLayer {
+    const float* attention_norm;  // padded with zeros to hidden_padded
+    OutriderMatrix qkv;
+    OutriderMatrix out;
+    const float* feed_forward_norm;
+    OutriderMatrix gate_up;
+    OutriderMatrix down;
+};
+
+struct OutriderModel {
+    int32_t num_layers;
+    int32_t hidden;
+    int32_t hidden_padded;  // to a multiple of 64, like every inner dimension
+    int32_t inner_padded;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_width;
+    int32_t vocab_size;
+    int32_t is_int8;
+    float norm_eps;
+    const uint16_t* embedding;  // bfloat16 [vocab_size][hidden]
+    const OutriderLayer* layers;
+    const float* final_norm;
+    OutriderMatrix head;
+    const float* cosines;  // by position: [positions][half of the head width, padded to 16]
+    const float* sines;
+};
+
+// The rows that one sequence brings to a pass. `cache` holds [layer][kv head][keys, values] of `capacity` positions.
+struct OutriderSegment {
+    uint8_t* cache;
+    int64_t capacity;  // a multiple of 128
+    int32_t base;      // positions cached before the pass
+    int32_t start;     // first packed row
+    int32_t num_rows;
+    const int32_t* parents;  // null for a chain; else the parent row inside the segment, -1 for row 0
+};
+
+struct OutriderPass {
+    int32_t num_rows;
+    int32_t num_segments;
+    const int64_t* tokens;
+    const int64_t* positions;  // of the rotary embedding
+    const OutriderSegment* segments;
+    int32_t num_logit_rows;
+    const int32_t* logit_rows;
+    float* logits;    // [num_logit_rows][vocab_size], or null
+    int64_t* argmax;  // [num_logit_rows], or null; ties go to the lowest id
+    int32_t num_taps;
+    const int32_t* tap_layers;
+    float* taps;  // [num_taps][num_rows][hidden]
+    int64_t* phase_ns;  // [NUM_PHASES], or null: where thread 0's time went, waits included
+};
+
+enum { PHASE_QKV, PHASE_ATTENTION, PHASE_OUT, PHASE_GATE_UP, PHASE_DOWN, PHASE_HEAD, NUM_PHASES };
+
+struct OutriderContext;
+}

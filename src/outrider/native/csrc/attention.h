@@ -1,0 +1,143 @@
+// Attention of a few query rows of one kv head over the cache, as two products around a softmax.
+//
+// Cache of one layer and kv head, S positions, J = half_blocks (tiles are 1 KiB):
+//   keys   [S / 16][J][16 pairs of dimensions][16 positions][2]   pair p of tile j: dimensions 16j + p and half + 16j + p
+//   values [S / 32][2 J][16 pairs of positions][16 dimensions][2]
+// so that either is read as weights of a product, without any rearrangement.
+#pragma once
+
+#include "product.h"
+#include "rows.h"
+#include "work.h"
+
+namespace {
+
+INLINE int64_t side_bytes(const Work& w, int64_t capacity) { return capacity * w.width * 2; }
+
+// Keys of one layer and kv head; its values lie side_bytes behind.
+INLINE int64_t keys_offset(const Work& w, int layer, int group, int64_t capacity) {
+    return ((int64_t)layer * w.model->num_kv_heads + group) * 2 * side_bytes(w, capacity);
+}
+INLINE uint8_t* key_word(uint8_t* keys, int half_blocks, int64_t position, int pair) {
+    return keys + ((position / 16) * half_blocks + pair / 16) * TILE_BYTES + (pair % 16) * 64 + (position % 16) * 4;
+}
+INLINE uint8_t* value_half(uint8_t* values, int half_blocks, int64_t position, int dimension) {
+    return values + ((position / 32) * 2 * half_blocks + dimension / 16) * TILE_BYTES + ((position % 32) / 2) * 64 +
+           (dimension % 16) * 4 + (position % 2) * 2;
+}
+
+void copy_position(const Work& w, uint8_t* to_keys, uint8_t* to_values, int64_t to, const uint8_t* keys,
+                   const uint8_t* values, int64_t from) {
+    for (int pair = 0; pair < w.width / 2; pair++)
+        __builtin_memcpy(key_word(to_keys, w.half_blocks, to, pair),
+                         key_word((uint8_t*)keys, w.half_blocks, from, pair), 4);
+    for (int i = 0; i < w.width; i++)
+        __builtin_memcpy(value_half(to_values, w.half_blocks, to, i),
+                         value_half((uint8_t*)values, w.half_blocks, from, i), 2);
+}
+
+// A private copy of one chunk in which the path's nodes stand where they would stand once kept.
+void gather_tail(const Work& w, const Path& path, int start, int num_keys, const uint8_t** keys, const uint8_t** values,
+                 uint8_t* tail) {
+    uint8_t *to_keys = tail, *to_values = tail + side_bytes(w, CHUNK);
+    const int64_t bytes = side_bytes(w, num_keys);
+    __builtin_memcpy(to_keys, *keys + side_bytes(w, start), bytes);
+    __builtin_memcpy(to_values, *values + side_bytes(w, start), bytes);
+    for (int i = 0; i < path.num_nodes; i++) {
+        const int64_t place = path.base + i - start;
+        if (place >= 0 && place < num_keys)
+            copy_position(w, to_keys, to_values, place, *keys, *values, path.base + path.nodes[i]);
+    }
+    *keys = to_keys;
+    *values = to_values;
+}
+
+struct Queries {
+    int32_t row[ROW_TILE], member[ROW_TILE], last[ROW_TILE];
+    int32_t furthest;
+};
+
+Queries gather_queries(const Work& w, const Unit& unit, uint8_t* tiles) {
+    Queries q;
+    q.furthest = 0;
+    for (int i = 0; i < unit.num_queries; i++) {
+        const int query = unit.first_query + i;
+        q.row[i] = unit.path->rows[query / w.members];
+        q.member[i] = query % w.members;
+        q.last[i] = w.places[q.row[i]].last;
+        if (q.last[i] > q.furthest) q.furthest = q.last[i];
+        const int64_t index = ((int64_t)unit.group * w.pass->num_rows + q.row[i]) * w.members + q.member[i];
+        const uint8_t* from = (const uint8_t*)(w.queries + index * w.width);
+        for (int j = 0; j < w.half_blocks; j++)
+            __builtin_memcpy(tiles + j * TILE_BYTES + i * STEP_BYTES, from + j * STEP_BYTES, STEP_BYTES);
+    }
+    return q;
+}
+
+void score_keys(const Work& w, const uint8_t* queries, const uint8_t* keys, int num_keys, int num_queries, float* scores) {
+    const int64_t key_tile = (int64_t)w.half_blocks * TILE_BYTES;
+    for (int k = 0; k < num_keys; k += KEY_BLOCK) {
+        Product p{queries, TILE_BYTES, keys + k / 16 * key_tile, TILE_BYTES, key_tile, w.half_blocks, num_queries,
+                  scores + k, CHUNK};
+        product_bf16(p);
+    }
+}
+
+void mix_values(const Work& w, const uint8_t* weights, const uint8_t* values, int num_keys, int num_queries, float* mixed) {
+    for (int j = 0; j < w.half_blocks; j++) {
+        Product p{weights, TILE_BYTES, values + j * 2 * TILE_BYTES, (int64_t)2 * w.half_blocks * TILE_BYTES, TILE_BYTES,
+                  num_keys / KEY_BLOCK, num_queries, mixed + j * BLOCK, w.width};
+        product_bf16(p);
+    }
+}
+
+void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit) {
+    const Path& path = *unit.path;
+    const Queries q = gather_queries(w, unit, space.queries);
+    const int state_width = w.width + PART_EXTRA;
+    for (int i = 0; i < unit.num_queries; i++) space.state[i * state_width + w.width + 1] = 0.0f;
+    const uint8_t* cached = path.cache + keys_offset(w, layer, unit.group, path.capacity);
+    const float scale = 1.0f / __builtin_sqrtf((float)w.model->head_width);
+    for (int chunk = unit.first_chunk; chunk < unit.end_chunk; chunk++) {
+        const int start = chunk * CHUNK;
+        const int reach = q.furthest + 1 - start;
+        const int num_keys = padded_to(reach < CHUNK ? reach : CHUNK, KEY_BLOCK);
+        const uint8_t *keys = cached, *values = cached + side_bytes(w, path.capacity);
+        if (path.nodes && start + num_keys > path.base) {
+            gather_tail(w, path, start, num_keys, &keys, &values, space.tail);
+        } else {
+            keys += side_bytes(w, start);
+            values += side_bytes(w, start);
+        }
+        score_keys(w, space.queries, keys, num_keys, unit.num_queries, space.scores);
+        Extent extents[ROW_TILE];
+        for (int i = 0; i < unit.num_queries; i++)
+            extents[i] = soften_row(space.scores + i * CHUNK, scale, num_keys, q.last[i] + 1 - start,
+                                    space.weights + i * STEP_BYTES);
+        mix_values(w, space.weights, values, num_keys, unit.num_queries, space.mixed);
+        for (int i = 0; i < unit.num_queries; i++)
+            merge_chunk(space.state + i * state_width, space.mixed + i * w.width, extents[i], w.width);
+    }
+    for (int i = 0; i < unit.num_queries; i++) {
+        const int64_t head = (int64_t)q.row[i] * w.model->num_heads + unit.group * w.members + q.member[i];
+        float* to = w.parts + (head * w.num_parts + unit.part) * state_width;
+        __builtin_memcpy(to, space.state + i * state_width, state_width * sizeof(float));
+    }
+}
+
+// Joins the partial results of all heads of a row: [attended] float32.
+void join_row(const Work& w, int row, float* state, float* y) {
+    const int state_width = w.width + PART_EXTRA;
+    const int num_parts = w.num_parts == 1 ? 1 : w.places[row].last / CHUNK + 1;
+    for (int h = 0; h < w.model->num_heads; h++, y += w.width) {
+        const float* part = w.parts + ((int64_t)row * w.model->num_heads + h) * w.num_parts * state_width;
+        state[w.width + 1] = 0.0f;
+        for (int i = 0; i < num_parts; i++, part += state_width)
+            merge_chunk(state, part, {part[w.width], part[w.width + 1]}, w.width);
+        const float inverse = 1.0f / state[w.width + 1];
+        for (int i = 0; i < w.width; i += LANES) store(y + i, load(state + i) * inverse);
+    }
+    for (int i = w.model->num_heads * w.width; i < w.attended; i += LANES, y += LANES) store(y, F16{});
+}
+
+}  // namespace

@@ -1,0 +1,28 @@
+// What one instruction set offers. One constant of this type per translation unit isa_*.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "product.h"
+#include "work.h"
+
+struct Kernels {
+    const char* name;
+    void (*run_pass)(const Work&, int thread);
+    // The parts, for tests. Each is called between begin and end.
+    void (*begin)();
+    void (*end)();
+    void (*product_bf16)(const Product&);
+    void (*product_int8)(const Product&);
+    void (*norm_row)(const float* x, const float* weight, int width, int padded, float eps, float* y);
+    float (*put_row_int8)(const float* y, int width, uint8_t* tiles, int64_t step);
+    void (*exponential)(const float* x, float* y, int count);
+    void (*silu)(const float* x, float* y, int count);
+    // The sum of 32-bit words (a multiple of 64 of them): how fast memory can be read.
+    uint32_t (*sum_words)(const uint32_t* words, int64_t count);
+};
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512, kernels_amx;
+#endif

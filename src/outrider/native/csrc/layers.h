@@ -1,0 +1,367 @@
+// The pass itself, as every thread runs it: between two waits at the barrier, each thread fills its own share.
+//
+// Five waits a layer: behind query/key/value, attention, its output matrix, gate/up, down. Operand rows (norms,
+// quantisation) are prepared by every thread for itself while rows are few, because that is cheaper than a sixth wait.
+#pragma once
+
+#include <time.h>
+
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
+#include "work.h"
+
+namespace {
+
+// Rows of a product: in tiles, and their scales (int8).
+struct Operand {
+    const uint8_t* tiles;
+    int64_t step;
+    const float* scales;
+};
+
+struct Turn {
+    const Work& w;
+    const Space& space;
+    int thread;
+
+    int share(int count) const { return share_of(count, thread, w.num_threads); }
+    int end_of_share(int count) const { return share_of(count, thread + 1, w.num_threads); }
+    void wait(const uint8_t* next = nullptr, int64_t num_bytes = 0) const { barrier_wait(w.barrier, next, num_bytes); }
+};
+
+// Blocks are shared out evenly and beforehand, so that each thread reads one stretch of memory; but cores are never
+// equally fast, so who is done takes blocks from the end of the others' shares.
+constexpr int MATRICES_OF_LAYER = 4;
+
+void fill_share(const Turn& turn, int matrix, int num_blocks) {
+    const uint64_t first = turn.share(num_blocks), end = turn.end_of_share(num_blocks);
+    turn.w.shares[matrix * turn.w.num_threads + turn.thread].range = end << 32 | first;
+}
+
+void fill_shares(const Turn& turn) {
+    const OutriderModel& model = *turn.w.model;
+    for (int i = 0; i < model.num_layers; i++) {
+        const OutriderLayer& layer = model.layers[i];
+        const OutriderMatrix* matrices[] = {&layer.qkv, &layer.out, &layer.gate_up, &layer.down};
+        for (int m = 0; m < MATRICES_OF_LAYER; m++) fill_share(turn, i * MATRICES_OF_LAYER + m, matrices[m]->num_blocks);
+    }
+    fill_share(turn, model.num_layers * MATRICES_OF_LAYER, model.head.num_blocks);
+}
+
+// The next block of a share, its first (own) or its last (another's); -1 if there is none.
+int take_from(Share& share, bool own) {
+    uint64_t range = __atomic_load_n(&share.range, __ATOMIC_RELAXED);
+    for (;;) {
+        const uint32_t first = (uint32_t)range, end = (uint32_t)(range >> 32);
+        if (first >= end) return -1;
+        const uint64_t rest = own ? range + 1 : range - (1ull << 32);
+        if (__atomic_compare_exchange_n(&share.range, &range, rest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            return own ? first : end - 1;
+    }
+}
+
+int take_block(const Turn& turn, int matrix) {
+    Share* shares = turn.w.shares + matrix * turn.w.num_threads;
+    int block = take_from(shares[turn.thread], true);
+    for (int i = 1; block < 0 && i < turn.w.num_threads; i++)
+        block = take_from(shares[(turn.thread + i) % turn.w.num_threads], false);
+    return block;
+}
+
+// Charges the time since the last call to a phase; for the roofline table, off otherwise.
+struct Stopwatch {
+    int64_t* phases;
+    int64_t since = 0;
+
+    Stopwatch(const Work& w, int thread) : phases(thread == 0 ? w.pass->phase_ns : nullptr) { charge(0, 0); }
+    void charge(int phase, int times = 1) {
+        if (!phases) return;
+        timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        const int64_t ns = now.tv_sec * 1000000000ll + now.tv_nsec;
+        phases[phase] += (ns - since) * times;
+        since = ns;
+    }
+};
+
+// Operand rows made of `fill(row, y)`, which writes `width` float32 values.
+template <class Fill>
+Operand prepare(const Turn& turn, int num_rows, int width, const Fill& fill) {
+    const Work& w = turn.w;
+    const bool own = w.each_its_own;
+    uint8_t* tiles = own ? turn.space.a : w.a;
+    float* scales = own ? turn.space.a_scales : w.a_scales;
+    const int64_t step = (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES;
+    const int first = own ? 0 : turn.share(num_rows), end = own ? num_rows : turn.end_of_share(num_rows);
+    for (int row = first; row < end; row++) {
+        float* y = turn.space.row;
+        fill(row, y);
+        if (w.model->is_int8)
+            scales[row] = put_row_int8(y, width, tiles + row * STEP_BYTES, step);
+        else
+            put_row_bf16(y, width, tiles + row * STEP_BYTES, step);
+    }
+    if (!own) turn.wait();
+    return {tiles, step, scales};
+}
+
+INLINE int64_t block_bytes(const OutriderMatrix& m) { return (int64_t)m.num_steps * 2 * TILE_BYTES; }
+
+// How far ahead of the product weights are fetched, and how much of the next matrix while waiting.
+constexpr int64_t AHEAD = 8 * 1024;
+constexpr int64_t AHEAD_WAITING = 64 * 1024;
+
+// A matrix of the pass and the one behind it.
+struct Stage {
+    int index;
+    const OutriderMatrix* matrix;
+    const OutriderMatrix* next;
+};
+
+// Where this thread's share of the next matrix begins.
+INLINE const uint8_t* next_share(const Turn& turn, const Stage& stage) {
+    return stage.next->weights + turn.share(stage.next->num_blocks) * block_bytes(*stage.next);
+}
+
+// The rows times this thread's share of the matrix; `finish(block, first_row, num_rows, c)` takes 32 x 32 results.
+//
+// All rows pass by while a block of weights is in the cache, so weights are read from memory once. Behind the share's
+// last block the first blocks of this thread's share of the next matrix are fetched.
+template <class Finish>
+void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_rows, const Finish& finish) {
+    const OutriderMatrix& m = *stage.matrix;
+    const int last = turn.end_of_share(m.num_blocks) - 1;
+    const int64_t bytes = block_bytes(m);
+    const uint8_t* after = next_share(turn, stage);
+    float* c = turn.space.c;
+    for (int block = take_block(turn, stage.index); block >= 0; block = take_block(turn, stage.index)) {
+        const uint8_t* b = m.weights + block * bytes;
+        const int turn_step = block != last ? m.num_steps : (int)((bytes - AHEAD) / (2 * TILE_BYTES));
+        for (int row = 0; row < num_rows; row += 32) {
+            const int rows = num_rows - row < 32 ? num_rows - row : 32;
+            Product p{a.tiles + row * STEP_BYTES, a.step, b, 2 * TILE_BYTES, TILE_BYTES, m.num_steps, rows, c, BLOCK};
+            if (row == 0) {
+                p.ahead = b + AHEAD;
+                p.ahead_after = after - (int64_t)turn_step * 2 * TILE_BYTES;
+                p.turn = turn_step;
+            }
+            if (turn.w.model->is_int8) {
+                product_int8(p);
+                scale_sums(c, rows, m.scales + block * BLOCK, a.scales + row);
+            } else {
+                product_bf16(p);
+            }
+            finish(block, row, rows, c);
+        }
+    }
+    turn.wait(after, AHEAD_WAITING);
+}
+
+Operand normed(const Turn& turn, const float* weight) {
+    const OutriderModel& model = *turn.w.model;
+    return prepare(turn, turn.w.pass->num_rows, model.hidden_padded, [&](int row, float* y) {
+        const float* x = turn.w.x + (int64_t)row * model.hidden_padded;
+        norm_row(x, weight, model.hidden, model.hidden_padded, model.norm_eps, y);
+    });
+}
+
+void embed(const Turn& turn) {
+    const OutriderModel& model = *turn.w.model;
+    const int first = turn.share(turn.w.pass->num_rows), end = turn.end_of_share(turn.w.pass->num_rows);
+    for (int row = first; row < end; row++) {
+        const uint16_t* from = model.embedding + turn.w.pass->tokens[row] * model.hidden;
+        float* x = turn.w.x + (int64_t)row * model.hidden_padded;
+        for (int i = 0; i < model.hidden_padded; i++) {
+            const uint32_t bits = i < model.hidden ? (uint32_t)from[i] << 16 : 0;
+            __builtin_memcpy(x + i, &bits, 4);
+        }
+    }
+}
+
+void tap(const Turn& turn, int layer) {
+    const Work& w = turn.w;
+    const OutriderPass& pass = *w.pass;
+    for (int i = 0; i < pass.num_taps; i++) {
+        if (pass.tap_layers[i] != layer) continue;
+        for (int row = turn.share(pass.num_rows); row < turn.end_of_share(pass.num_rows); row++)
+            __builtin_memcpy(pass.taps + ((int64_t)i * pass.num_rows + row) * w.model->hidden,
+                             w.x + (int64_t)row * w.model->hidden_padded, w.model->hidden * sizeof(float));
+    }
+}
+
+// Block of the fused matrix: heads in order (queries, keys, values), half_blocks blocks each. A block of a query or key
+// head holds 16 dimensions and their 16 partners, so it can be rotated where it is; one of values 32 dimensions.
+void place_heads(const Turn& turn, int layer, int block, int first_row, int num_rows, const float* c) {
+    const Work& w = turn.w;
+    const OutriderModel& model = *w.model;
+    const int head = block / w.half_blocks, j = block % w.half_blocks;
+    const int table_width = w.half_blocks * LANES;
+    for (int r = 0; r < num_rows; r++, c += BLOCK) {
+        const int row = first_row + r;
+        const RowPlace& place = w.places[row];
+        if (head >= model.num_heads + model.num_kv_heads) {
+            const int group = head - model.num_heads - model.num_kv_heads;
+            uint8_t* values = place.cache + keys_offset(w, layer, group, place.capacity) + side_bytes(w, place.capacity);
+            uint16_t halves[BLOCK];
+            store_bf16(halves, load(c));
+            store_bf16(halves + LANES, load(c + LANES));
+            for (int tile = 0; tile < 2; tile++) {
+                uint8_t* to = value_half(values, w.half_blocks, place.place, j * BLOCK + tile * LANES);
+                for (int i = 0; i < LANES; i++) __builtin_memcpy(to + i * 4, halves + tile * LANES + i, 2);
+            }
+            continue;
+        }
+        const int64_t angle = w.pass->positions[row] * table_width + j * LANES;
+        const U16 pairs = rotated_pairs(c, model.cosines + angle, model.sines + angle);
+        if (head < model.num_heads) {
+            const int group = head / w.members, member = head % w.members;
+            const int64_t query = ((int64_t)group * w.pass->num_rows + row) * w.members + member;
+            __builtin_memcpy(w.queries + query * w.width + j * BLOCK, &pairs, sizeof pairs);
+        } else {
+            uint8_t* keys = place.cache + keys_offset(w, layer, head - model.num_heads, place.capacity);
+            uint8_t* to = key_word(keys, w.half_blocks, place.place, j * LANES);
+            for (int i = 0; i < LANES; i++) {
+                const uint32_t word = pairs[i];
+                __builtin_memcpy(to + i * 64, &word, 4);
+            }
+        }
+    }
+}
+
+void add_to_stream(const Turn& turn, int block, int first_row, int num_rows, const float* c) {
+    const int width = turn.w.model->hidden_padded;
+    float* x = turn.w.x + (int64_t)first_row * width + block * BLOCK;
+    for (int r = 0; r < num_rows; r++, c += BLOCK, x += width) {
+        store(x, load(x) + load(c));
+        store(x + LANES, load(x + LANES) + load(c + LANES));
+    }
+}
+
+// A block holds 16 outputs of the gate and the same 16 of up.
+void gate_block(const Turn& turn, int block, int first_row, int num_rows, const float* c) {
+    const Work& w = turn.w;
+    const int64_t step = (int64_t)padded_to(w.pass->num_rows, ROW_TILE) * STEP_BYTES;
+    for (int r = 0; r < num_rows; r++, c += BLOCK) {
+        const int64_t row = first_row + r;
+        const F16 gated = silu(load(c)) * load(c + LANES);
+        if (w.model->is_int8)
+            store((float*)w.inner + row * w.model->inner_padded + block * LANES, gated);
+        else
+            store_bf16(w.inner + block / 2 * step + row * STEP_BYTES + block % 2 * 32, gated);
+    }
+}
+
+Operand inner_rows(const Turn& turn) {
+    const Work& w = turn.w;
+    const int num_rows = w.pass->num_rows, width = w.model->inner_padded;
+    if (!w.model->is_int8) return {w.inner, (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES, nullptr};
+    return prepare(turn, num_rows, width, [&](int row, float* y) {
+        __builtin_memcpy(y, (const float*)w.inner + (int64_t)row * width, width * sizeof(float));
+    });
+}
+
+void attend(const Turn& turn, int layer) {
+    const Work& w = turn.w;
+    for (;;) {
+        const int unit = __atomic_fetch_add(&w.counters[layer], 1, __ATOMIC_RELAXED);
+        if (unit >= w.num_units) return;
+        attend_unit(w, turn.space, layer, w.units[unit]);
+    }
+}
+
+void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
+    const Work& w = turn.w;
+    const OutriderLayer& weights = w.model->layers[layer];
+    const OutriderMatrix& behind = layer + 1 < w.model->num_layers ? w.model->layers[layer + 1].qkv : w.model->head;
+    const int num_rows = w.pass->num_rows, first = layer * MATRICES_OF_LAYER;
+    const Stage qkv{first, &weights.qkv, &weights.out}, out{first + 1, &weights.out, &weights.gate_up};
+    const Stage gate_up{first + 2, &weights.gate_up, &weights.down}, down{first + 3, &weights.down, &behind};
+    const auto add = [&](int block, int row, int rows, const float* c) { add_to_stream(turn, block, row, rows, c); };
+
+    tap(turn, layer);
+    Operand a = normed(turn, weights.attention_norm);
+    multiply(turn, qkv, a, num_rows, [&](int block, int row, int rows, const float* c) {
+        place_heads(turn, layer, block, row, rows, c);
+    });
+    watch.charge(PHASE_QKV);
+    attend(turn, layer);
+    turn.wait(next_share(turn, qkv), AHEAD_WAITING);
+    watch.charge(PHASE_ATTENTION);
+    a = prepare(turn, num_rows, w.attended, [&](int row, float* y) { join_row(w, row, turn.space.state, y); });
+    multiply(turn, out, a, num_rows, add);
+    watch.charge(PHASE_OUT);
+    a = normed(turn, weights.feed_forward_norm);
+    multiply(turn, gate_up, a, num_rows,
+             [&](int block, int row, int rows, const float* c) { gate_block(turn, block, row, rows, c); });
+    watch.charge(PHASE_GATE_UP);
+    multiply(turn, down, inner_rows(turn), num_rows, add);
+    watch.charge(PHASE_DOWN);
+}
+
+// Ties go to the lowest id; blocks come in any order.
+INLINE bool is_better(float value, int64_t id, float best, int64_t best_id) {
+    return value > best || (value == best && id < best_id);
+}
+
+// Logits of one block of the vocabulary: written if anybody reads them, and compared with the best so far.
+void head_block(const Turn& turn, int block, int first_row, int num_rows, const float* c) {
+    const OutriderPass& pass = *turn.w.pass;
+    const int first = block * BLOCK, vocab_size = turn.w.model->vocab_size;
+    const int count = vocab_size - first < BLOCK ? vocab_size - first : BLOCK;
+    for (int r = 0; r < num_rows; r++, c += BLOCK) {
+        const int64_t row = first_row + r;
+        if (pass.logits) __builtin_memcpy(pass.logits + row * vocab_size + first, c, count * sizeof(float));
+        if (!pass.argmax) continue;
+        const F16 lowest = splat(-__builtin_inff());
+        const F16 low = select(lanes() < count, load(c), lowest), high = select(lanes() + LANES < count, load(c + LANES), lowest);
+        const float most = max_lanes(maximum(low, high));
+        if (!is_better(most, first, turn.space.best[row], turn.space.best_id[row])) continue;
+        int at = 0;
+        while (c[at] != most) at++;
+        turn.space.best[row] = most;
+        turn.space.best_id[row] = first + at;
+    }
+}
+
+void run_head(const Turn& turn) {
+    const Work& w = turn.w;
+    const OutriderModel& model = *w.model;
+    const OutriderPass& pass = *w.pass;
+    const int num_rows = pass.num_logit_rows;
+    for (int row = 0; row < num_rows; row++) {
+        turn.space.best[row] = -__builtin_inff();
+        turn.space.best_id[row] = model.vocab_size - 1;
+    }
+    const Operand a = prepare(turn, num_rows, model.hidden_padded, [&](int row, float* y) {
+        const float* x = w.x + (int64_t)pass.logit_rows[row] * model.hidden_padded;
+        norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, y);
+    });
+    const Stage head{model.num_layers * MATRICES_OF_LAYER, &model.head, &model.layers[0].qkv};
+    multiply(turn, head, a, num_rows,
+             [&](int block, int row, int rows, const float* c) { head_block(turn, block, row, rows, c); });
+    if (!pass.argmax) return;
+    for (int row = turn.share(num_rows); row < turn.end_of_share(num_rows); row++) {
+        const Space* best = &w.spaces[0];
+        for (int t = 1; t < w.num_threads; t++)
+            if (is_better(w.spaces[t].best[row], w.spaces[t].best_id[row], best->best[row], best->best_id[row]))
+                best = &w.spaces[t];
+        pass.argmax[row] = best->best_id[row];
+    }
+}
+
+void run_pass(const Work& w, int thread) {
+    begin_thread();
+    const Turn turn{w, w.spaces[thread], thread};
+    fill_shares(turn);
+    embed(turn);
+    turn.wait();
+    Stopwatch watch(w, thread);
+    for (int layer = 0; layer < w.model->num_layers; layer++) run_layer(turn, watch, layer);
+    tap(turn, w.model->num_layers);
+    if (w.pass->num_logit_rows > 0) run_head(turn);
+    watch.charge(PHASE_HEAD);
+    end_thread();
+}
+
+}  // namespace

@@ -1,0 +1,92 @@
+#include "plan.h"
+
+#include <algorithm>
+
+// A chain is one path. A tree becomes one path per leaf; a row that lies on several is attended to along the first, the
+// keys and values it sees are the same on all.
+
+void Plan::build(const OutriderModel& model, const OutriderPass& pass, int num_threads) {
+    places.assign(pass.num_rows, RowPlace{});
+    paths.clear();
+    units.clear();
+    numbers_.clear();
+    size_t needed = 0;
+    for (int i = 0; i < pass.num_segments; i++) {
+        const size_t rows = pass.segments[i].num_rows;
+        needed += pass.segments[i].parents ? rows * (rows + 1) : rows;
+    }
+    numbers_.reserve(needed);
+    for (int i = 0; i < pass.num_segments; i++) {
+        const OutriderSegment& segment = pass.segments[i];
+        segment.parents ? add_tree(segment) : add_chain(segment);
+    }
+    cut_units(model, num_threads);
+}
+
+void Plan::add_chain(const OutriderSegment& segment) {
+    const int32_t* rows = numbers_.data() + numbers_.size();
+    for (int i = 0; i < segment.num_rows; i++) {
+        numbers_.push_back(segment.start + i);
+        places[segment.start + i] = {segment.cache, segment.capacity, segment.base + i, segment.base + i};
+    }
+    paths.push_back({segment.cache, segment.capacity, segment.base, nullptr, 0, rows, segment.num_rows});
+}
+
+void Plan::add_tree(const OutriderSegment& segment) {
+    const int count = segment.num_rows;
+    std::vector<int32_t> depth(count, 0);
+    std::vector<char> is_parent(count, 0), is_taken(count, 0);
+    for (int i = 0; i < count; i++) {
+        const int parent = segment.parents[i];
+        if (parent >= 0) {
+            depth[i] = depth[parent] + 1;
+            is_parent[parent] = 1;
+        }
+        places[segment.start + i] = {segment.cache, segment.capacity, segment.base + i, segment.base + depth[i]};
+    }
+    for (int leaf = 0; leaf < count; leaf++) {
+        if (is_parent[leaf]) continue;
+        std::vector<int32_t> nodes(depth[leaf] + 1);
+        bool in_place = true;
+        for (int node = leaf; node >= 0; node = segment.parents[node]) {
+            nodes[depth[node]] = node;
+            in_place = in_place && depth[node] == node;
+        }
+        const int32_t* begin = numbers_.data() + numbers_.size();
+        const int32_t* rows = begin + nodes.size();
+        numbers_.insert(numbers_.end(), nodes.begin(), nodes.end());
+        int taken = 0;
+        for (int node : nodes) {
+            if (is_taken[node]) continue;
+            is_taken[node] = 1;
+            numbers_.push_back(segment.start + node);
+            taken++;
+        }
+        paths.push_back({segment.cache, segment.capacity, segment.base, in_place ? nullptr : begin, (int32_t)nodes.size(),
+                         rows, taken});
+    }
+}
+
+// Threads take units as they come. With few of them (decoding of one sequence) every chunk is a unit of its own; with
+// many, a unit runs over all chunks and partial results need no memory. Both join chunks in the same order.
+void Plan::cut_units(const OutriderModel& model, int num_threads) {
+    const int members = model.num_heads / model.num_kv_heads;
+    int tiles = 0, most_chunks = 1;
+    for (const RowPlace& place : places) most_chunks = std::max(most_chunks, place.last / CHUNK + 1);
+    for (const Path& path : paths) tiles += (path.num_rows * members + ROW_TILE - 1) / ROW_TILE;
+    const bool split = most_chunks > 1 && tiles * model.num_kv_heads < 8 * num_threads;
+    num_parts = split ? most_chunks : 1;
+    for (const Path& path : paths)
+        for (int first = 0; first < path.num_rows * members; first += ROW_TILE) {
+            const int count = std::min(ROW_TILE, path.num_rows * members - first);
+            int furthest = 0;
+            for (int row = first / members; row <= (first + count - 1) / members; row++)
+                furthest = std::max(furthest, places[path.rows[row]].last);
+            const int chunks = furthest / CHUNK + 1;
+            for (int group = 0; group < model.num_kv_heads; group++) {
+                if (!split) units.push_back({&path, group, first, count, 0, chunks, 0});
+                for (int chunk = 0; split && chunk < chunks; chunk++)
+                    units.push_back({&path, group, first, count, chunk, chunk + 1, chunk});
+            }
+        }
+}

@@ -1,0 +1,23 @@
+// What a pass attends to: worked out once, used by every layer.
+#pragma once
+
+#include <vector>
+
+#include "work.h"
+
+struct Plan {
+    std::vector<RowPlace> places;
+    std::vector<Path> paths;
+    std::vector<Unit> units;
+    int num_parts = 1;
+
+    void build(const OutriderModel& model, const OutriderPass& pass, int num_threads);
+
+  private:
+    // Backing of Path::nodes and Path::rows: sized before anything points into it.
+    std::vector<int32_t> numbers_;
+
+    void add_chain(const OutriderSegment& segment);
+    void add_tree(const OutriderSegment& segment);
+    void cut_units(const OutriderModel& model, int num_threads);
+};

@@ -1,0 +1,80 @@
+// Products on AMX tiles: 16 rows x 16 outputs x 64 bytes in one instruction.
+//
+// Tiles 0..3 hold results (row group x output tile), 4 and 5 operand rows, 6 and 7 weights. One result tile takes 52
+// cycles to come back, so two independent ones at least are in flight; that is still far faster than memory.
+#pragma once
+
+#include <immintrin.h>
+
+#include "product.h"
+
+namespace {
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_per_row[16] = {};
+    uint8_t rows[16] = {};
+};
+
+void begin_thread() {
+    TileConfig config;
+    for (int i = 0; i < 8; i++) {
+        config.bytes_per_row[i] = 64;
+        config.rows[i] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+// Live tiles would add 8 KiB to every switch of threads.
+void end_thread() { _tile_release(); }
+
+#define FETCH_AHEAD(p, s)                                                                     \
+    if ((p).ahead) {                                                                          \
+        const uint8_t* next = ((s) < (p).turn ? (p).ahead : (p).ahead_after) + (int64_t)(s) * 2048; \
+        for (int i = 0; i < 2048; i += 64) _mm_prefetch((const char*)next + i, _MM_HINT_T1);  \
+    }
+
+// The two instructions differ only in type; tile numbers must be literals.
+#define AMX_PRODUCT(NAME, MULTIPLY)                                       \
+    void NAME(const Product& p) {                                         \
+        const bool two = p.num_rows > 16;                                 \
+        const uint8_t *a = p.a, *b = p.b;                                 \
+        const int64_t stride = p.c_stride * 4;                            \
+        _tile_zero(0);                                                    \
+        _tile_zero(1);                                                    \
+        if (!two) {                                                       \
+            for (int s = 0; s < p.num_steps; s++, a += p.a_step, b += p.b_step) { \
+                FETCH_AHEAD(p, s)                                         \
+                _tile_loadd(4, a, 64);                                    \
+                _tile_loadd(6, b, 64);                                    \
+                MULTIPLY(0, 4, 6);                                        \
+                _tile_loadd(7, b + p.b_tile, 64);                         \
+                MULTIPLY(1, 4, 7);                                        \
+            }                                                             \
+        } else {                                                          \
+            _tile_zero(2);                                                \
+            _tile_zero(3);                                                \
+            for (int s = 0; s < p.num_steps; s++, a += p.a_step, b += p.b_step) { \
+                FETCH_AHEAD(p, s)                                         \
+                _tile_loadd(4, a, 64);                                    \
+                _tile_loadd(5, a + 1024, 64);                             \
+                _tile_loadd(6, b, 64);                                    \
+                MULTIPLY(0, 4, 6);                                        \
+                MULTIPLY(2, 5, 6);                                        \
+                _tile_loadd(7, b + p.b_tile, 64);                         \
+                MULTIPLY(1, 4, 7);                                        \
+                MULTIPLY(3, 5, 7);                                        \
+            }                                                             \
+        }                                                                 \
+        uint8_t* c = (uint8_t*)p.c;                                       \
+        _tile_stored(0, c, stride);                                       \
+        _tile_stored(1, c + 64, stride);                                  \
+        if (two) {                                                        \
+            _tile_stored(2, c + 16 * stride, stride);                     \
+            _tile_stored(3, c + 16 * stride + 64, stride);                \
+        }                                                                 \
+    }
+
+AMX_PRODUCT(product_bf16, _tile_dpbf16ps)
+AMX_PRODUCT(product_int8, _tile_dpbssd)
+
+}  // namespace

@@ -1,0 +1,126 @@
+// Sixteen lanes of float32 on any processor: GCC and clang lower these vectors to whatever the target has.
+//
+// Included by one translation unit per instruction set, always inside an anonymous namespace, so that code compiled for a
+// newer processor can never be linked into the path of an older one. For the same reason no std:: template is used here.
+// The build forbids contraction of a * b + c: the same expression must give the same bits wherever it is inlined.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#define INLINE inline __attribute__((always_inline))
+
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint16_t H16 __attribute__((vector_size(32)));
+typedef int8_t B16 __attribute__((vector_size(16)));
+
+constexpr int LANES = 16;
+
+INLINE F16 load(const float* from) {
+    F16 v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+}
+INLINE void store(float* to, F16 v) { __builtin_memcpy(to, &v, sizeof v); }
+INLINE F16 splat(float value) { return F16{} + value; }
+INLINE I16 lanes() { return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+INLINE F16 select(I16 mask, F16 a, F16 b) { return mask ? a : b; }
+INLINE F16 maximum(F16 a, F16 b) {
+#if defined(__AVX512F__)
+    return (F16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+INLINE F16 minimum(F16 a, F16 b) { return -maximum(-a, -b); }
+// a * b + c, in one rounding where the instruction set has it: always or never on one path.
+INLINE F16 multiply_add(F16 a, F16 b, F16 c) {
+#if defined(__AVX512F__)
+    return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+INLINE F16 absolute(F16 a) { return (F16)((I16)a & 0x7fffffff); }
+
+INLINE float sum_lanes(F16 v) {
+    float t[LANES];
+    store(t, v);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] += t[i + width];
+    return t[0];
+}
+INLINE float max_lanes(F16 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float t[LANES];
+    store(t, v);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+#endif
+}
+
+// bfloat16, rounded to nearest even, in the low half of each lane. Not for NaN: nothing here makes one from finite weights.
+INLINE U16 to_bf16(F16 v) {
+#if defined(__AVX512BF16__)
+    return (U16)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    U16 bits = (U16)v;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+#endif
+}
+INLINE F16 from_bf16(const uint16_t* from) {
+    H16 half;
+    __builtin_memcpy(&half, from, sizeof half);
+    return (F16)(__builtin_convertvector(half, U16) << 16);
+}
+// Lane i becomes the pair (low[i], high[i]).
+INLINE U16 bf16_pairs(F16 low, F16 high) { return to_bf16(low) | (to_bf16(high) << 16); }
+
+// 16 values as 16 consecutive bfloat16.
+INLINE void store_bf16(void* to, F16 v) {
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+#else
+    H16 half = __builtin_convertvector(to_bf16(v), H16);
+#endif
+    __builtin_memcpy(to, &half, sizeof half);
+}
+// 16 integers held as floats of size at most 127, as 16 consecutive int8. Adding 1.5 * 2^23 rounds to nearest even and
+// leaves the integer in the low bits.
+INLINE void store_int8(void* to, F16 v) {
+    I16 level = (I16)(v + 12582912.0f) - 0x4b400000;
+    B16 bytes = __builtin_convertvector(level, B16);
+    __builtin_memcpy(to, &bytes, sizeof bytes);
+}
+
+// e^x to about 2 ulp; exactly 1 at 0; exactly 0 below -87 (so also at -infinity); at most e^88.
+INLINE F16 exponential(F16 x) {
+    const F16 low = splat(-87.0f);
+    const I16 vanishes = x < low;
+    x = minimum(maximum(x, low), splat(88.0f));
+    const F16 shifted = multiply_add(x, splat(1.44269504088896341f), splat(12582912.0f));
+    const I16 power = (I16)shifted << 23;
+    const F16 whole = shifted - 12582912.0f;
+    F16 r = multiply_add(whole, splat(-0.693359375f), x);
+    r = multiply_add(whole, splat(2.12194440e-4f), r);
+    F16 y = splat(1.9875691500e-4f);
+    y = multiply_add(y, r, splat(1.3981999507e-3f));
+    y = multiply_add(y, r, splat(8.3334519073e-3f));
+    y = multiply_add(y, r, splat(4.1665795894e-2f));
+    y = multiply_add(y, r, splat(1.6666665459e-1f));
+    y = multiply_add(y, r, splat(5.0000001201e-1f));
+    y = multiply_add(y, r * r, r) + 1.0f;
+    return select(vanishes, F16{}, (F16)((I16)y + power));
+}
+
+}  // namespace

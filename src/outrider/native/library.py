@@ -1,0 +1,207 @@
+"""Loads the native library and mirrors its C structures.
+
+The library is looked for beside this file (built at installation), then in the user's cache, and is else built there.
+``OUTRIDER_NATIVE=off`` forbids it; ``OUTRIDER_NATIVE=<kernels>`` (``amx``, ``avx512``, ``avx2``, ``portable``) forces one
+instruction set, for tests and comparisons.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+
+from outrider.native import build
+
+__all__ = [
+    "KERNELS",
+    "PHASES",
+    "CLayer",
+    "CMatrix",
+    "CModel",
+    "CPass",
+    "CSegment",
+    "Context",
+    "Unavailable",
+    "library",
+    "open_context",
+    "requested_kernels",
+]
+
+PHASES = ("qkv", "attention", "out", "gate_up", "down", "head")
+"""What ``CPass.phase_ns`` counts, in order."""
+
+KERNELS = ("amx", "avx512", "avx2", "portable")
+"""Instruction sets, fastest first."""
+
+
+class Unavailable(Exception):
+    """The native path cannot run here; the text says why, in one line."""
+
+
+class CMatrix(Structure):
+    """``OutriderMatrix``."""
+
+    _fields_ = [("weights", c_void_p), ("scales", c_void_p), ("num_blocks", c_int32), ("num_steps", c_int32)]  # noqa: RUF012
+
+
+class CLayer(Structure):
+    """``OutriderLayer``."""
+
+    _fields_ = [  # noqa: RUF012
+        ("attention_norm", c_void_p),
+        ("qkv", CMatrix),
+        ("out", CMatrix),
+        ("feed_forward_norm", c_void_p),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
+    ]
+
+
+class CModel(Structure):
+    """``OutriderModel``."""
+
+    _fields_ = [  # noqa: RUF012
+        ("num_layers", c_int32),
+        ("hidden", c_int32),
+        ("hidden_padded", c_int32),
+        ("inner_padded", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_width", c_int32),
+        ("vocab_size", c_int32),
+        ("is_int8", c_int32),
+        ("norm_eps", c_float),
+        ("embedding", c_void_p),
+        ("layers", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", CMatrix),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+    ]
+
+
+class CSegment(Structure):
+    """``OutriderSegment``."""
+
+    _fields_ = [  # noqa: RUF012
+        ("cache", c_void_p),
+        ("capacity", c_int64),
+        ("base", c_int32),
+        ("start", c_int32),
+        ("num_rows", c_int32),
+        ("parents", c_void_p),
+    ]
+
+
+class CPass(Structure):
+    """``OutriderPass``."""
+
+    _fields_ = [  # noqa: RUF012
+        ("num_rows", c_int32),
+        ("num_segments", c_int32),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("segments", c_void_p),
+        ("num_logit_rows", c_int32),
+        ("logit_rows", c_void_p),
+        ("logits", c_void_p),
+        ("argmax", c_void_p),
+        ("num_taps", c_int32),
+        ("tap_layers", c_void_p),
+        ("taps", c_void_p),
+        ("phase_ns", c_void_p),
+    ]
+
+
+def requested_kernels() -> str:
+    """What ``OUTRIDER_NATIVE`` asks for: ``auto`` unless it is set."""
+    return os.environ.get("OUTRIDER_NATIVE", "") or "auto"
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The loaded library, built first if it must be.
+
+    Raises:
+        Unavailable: it is forbidden, or cannot be built or loaded.
+    """
+    try:
+        loaded = ctypes.CDLL(str(_locate()))
+    except (build.BuildError, OSError) as error:
+        raise Unavailable(str(error)) from None
+    _declare(loaded)
+    return loaded
+
+
+def _locate() -> Path:
+    name = build.library_name()
+    beside = Path(__file__).resolve().parent / "lib" / name
+    if beside.is_file():
+        return beside
+    cached = build.cache_path()
+    return cached if cached.is_file() else build.build(cached)
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    lib.outrider_open.argtypes, lib.outrider_open.restype = [c_char_p, c_int32], c_void_p
+    lib.outrider_close.argtypes, lib.outrider_close.restype = [c_void_p], None
+    lib.outrider_kernels.argtypes, lib.outrider_kernels.restype = [c_void_p], c_char_p
+    lib.outrider_run.argtypes, lib.outrider_run.restype = [c_void_p, POINTER(CModel), POINTER(CPass)], c_int32
+    lib.outrider_keep.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_int32]
+    lib.outrider_keep.restype = None
+    lib.outrider_stream.argtypes, lib.outrider_stream.restype = [c_void_p, c_void_p, c_int64], c_uint32
+    lib.outrider_test_available.argtypes, lib.outrider_test_available.restype = [c_char_p], c_int32
+
+
+class Context:
+    """Threads and scratch memory of the native library. Use :func:`open_context`."""
+
+    def __init__(self, kernels: str, num_threads: int) -> None:
+        self._lib = library()
+        self._handle = self._lib.outrider_open(kernels.encode(), num_threads)
+        if not self._handle:
+            allowed = ", ".join(name for name in KERNELS if is_available(name))
+            raise Unavailable(f"kernels {kernels!r} cannot run on this processor; allowed here: auto, {allowed}")
+        self.num_threads = num_threads
+        self.kernels: str = self._lib.outrider_kernels(self._handle).decode()
+
+    def run(self, model: CModel, rows: CPass) -> None:
+        """Run one pass. The interpreter's lock is released meanwhile."""
+        if self._lib.outrider_run(self._handle, model, rows):
+            raise MemoryError("the native pass ran out of memory; lower the batch size or the prefill chunk")
+
+    def stream(self, address: int, num_bytes: int) -> int:
+        """Sum memory with all threads: what a pass over as many bytes cannot beat."""
+        total: int = self._lib.outrider_stream(self._handle, address, num_bytes // 256 * 256)
+        return total
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._lib.outrider_close(handle)
+
+
+def is_available(kernels: str) -> bool:
+    """True if that instruction set can run here."""
+    return library().outrider_test_available(kernels.encode()) == 0
+
+
+_contexts: dict[tuple[str, int, int], Context] = {}
+
+
+def open_context(kernels: str, num_threads: int) -> Context:
+    """The process's context of these kernels and threads. All targets share it: passes take turns.
+
+    Raises:
+        Unavailable: forbidden by ``OUTRIDER_NATIVE=off``, no compiler, or the processor lacks the kernels.
+    """
+    if kernels == "off":
+        raise Unavailable("OUTRIDER_NATIVE=off")
+    # Threads do not survive a fork, so a child opens its own.
+    key = (kernels, num_threads, os.getpid())
+    if key not in _contexts:
+        _contexts[key] = Context(kernels, num_threads)
+    return _contexts[key]

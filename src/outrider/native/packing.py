@@ -1,0 +1,97 @@
+"""Weights in the order in which the native kernels read them.
+
+A matrix ``[out, in]`` becomes ``[block of 32 outputs][step][2 tiles][16 words][16 outputs][4 bytes]``; a word is two
+bfloat16 or four int8 neighbours along the inputs, a step 16 words. Inputs and outputs are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["BLOCK", "Arena", "head_rows", "pack", "padded", "quantise", "take_rows", "unpack"]
+
+BLOCK = 32
+"""Outputs of a block."""
+
+_LANES = 16
+_HUGE_PAGE = 2 * 1024 * 1024
+
+
+def padded(size: int, multiple: int = 64) -> int:
+    """``size`` rounded up to a multiple (64: what every inner dimension is padded to)."""
+    return -(-size // multiple) * multiple
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Pack ``[out, in]`` bfloat16 or int8, both already padded (to 32 and 64)."""
+    word = 4 // weight.element_size()
+    num_out, num_in = weight.shape
+    assert num_out % BLOCK == 0 and num_in % (_LANES * word) == 0, weight.shape
+    split = weight.view(num_out // BLOCK, 2, _LANES, num_in // (_LANES * word), _LANES, word)
+    return split.permute(0, 3, 1, 4, 2, 5).contiguous()
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """The matrix that was packed, padding included."""
+    blocks, steps, _, _, _, word = packed.shape
+    return packed.permute(0, 2, 4, 1, 3, 5).reshape(blocks * BLOCK, steps * _LANES * word)
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 levels and one float32 scale per output; an output of zeros has scale 0."""
+    weight = weight.float()
+    largest = weight.abs().amax(dim=1)
+    scale = largest.clamp(min=1e-12) / 127
+    levels = (weight / scale.unsqueeze(1)).round_().to(torch.int8)
+    return levels, torch.where(largest > 0, scale, 0.0)
+
+
+def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
+    """Rows by index; index -1 is a row of zeros."""
+    return F.pad(weight, (0, 0, 0, 1)).index_select(0, torch.where(rows < 0, weight.shape[0], rows))
+
+
+def head_rows(head_width: int, *, paired: bool) -> Tensor:
+    """Dimension of a head that each output of its blocks holds, -1 for padding.
+
+    Args:
+        head_width: C.
+        paired: a block holds 16 dimensions and their rotary partners (queries, keys), else 32 neighbours (values).
+    """
+    half = head_width // 2
+    num_blocks = -(-half // _LANES)
+    if not paired:
+        rows = torch.arange(num_blocks * BLOCK)
+        return torch.where(rows < head_width, rows, -1)
+    low = torch.arange(num_blocks * _LANES)
+    pairs = torch.stack((low, low + half))
+    return torch.where(low < half, pairs, -1).unflatten(1, (num_blocks, _LANES)).transpose(0, 1).flatten()
+
+
+class Arena:
+    """One piece of memory for all weights, on huge pages where the system grants them.
+
+    Weights lie in the order in which a pass streams them; with pages of 4 KiB the processor's own prefetching would stop
+    at each border.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, padded(num_bytes + _HUGE_PAGE, _HUGE_PAGE))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._used = -self._bytes.data_ptr() % _HUGE_PAGE
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A copy of the tensor in the arena, 64-byte aligned."""
+        size = tensor.numel() * tensor.element_size()
+        piece = self._bytes[self._used : self._used + size]
+        assert piece.numel() == size, "the arena was made too small"
+        self._used += padded(size)
+        copy = piece.view(tensor.dtype).view(tensor.shape)
+        copy.copy_(tensor)
+        return copy
