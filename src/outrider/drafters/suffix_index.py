@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 __all__ = ["RANK_UNIT", "START", "WIDEST", "SuffixIndex"]
 
@@ -148,7 +147,7 @@ class SuffixIndex:
             count = rank[child] // RANK_UNIT
             return count, [(token[child], count)]
         total = sum([rank[child] // RANK_UNIT for child in children])
-        best = nlargest(WIDEST, children, key=rank.__getitem__)
+        best = sorted(children, key=rank.__getitem__, reverse=True)[:WIDEST]
         found = total, [(token[child], rank[child] // RANK_UNIT) for child in best]
         if len(children) > WIDEST:
             self._successors[node] = found
