@@ -49,6 +49,7 @@ class Setup:
     Attributes:
         prompts_per_category, max_tokens, ks: size of S1.
         num_calls, laws: calls an arm of S2, and the cuts it tries.
+        few_ks, num_repeats, num_tokens: draft lengths of S3 and S4, calls with one seed of S3, output tokens of S4 and S5.
         wrong_temperature: of S2's control that must be told from 1.3; few calls can only see a large error.
     """
 
@@ -59,6 +60,9 @@ class Setup:
     ks: Sequence[int] = (1, 2, 4, 8, 20)
     num_calls: int = 4000
     wrong_temperature: float = 1.0
+    few_ks: Sequence[int] = (1, 4, 8)
+    num_tokens: int = 80
+    num_repeats: int = 5
     laws: Sequence[str] = ("top_k 2", "top_p 0.9", "no cut")
 
     def engine(self, drafter: str = "none", *, k: int = 8, **settings: Any) -> Engine:
@@ -138,8 +142,8 @@ def seeds(setup: Setup) -> dict[str, Any]:
     prompt = "A robot may not injure a human being"
     params = SamplingParams(temperature=2.0, max_tokens=10, seed=42)
     [plain] = setup.answers([prompt], params)
-    for drafter, k in itertools.product(setup.drafters, (1, 4, 8)):
-        for _ in range(2):
+    for drafter, k in itertools.product(setup.drafters, setup.few_ks):
+        for _ in range(setup.num_repeats):
             [alone] = setup.answers([prompt], params, drafter, k=k)
             assert alone.token_ids == plain.token_ids, (drafter, k)
         crowd = [replace(params, seed=seed) for seed in range(1, 9)]
@@ -155,7 +159,7 @@ def seeds(setup: Setup) -> dict[str, Any]:
 def penalties(setup: Setup) -> dict[str, Any]:
     """S4: penalties count draft tokens exactly, and only hurt the request that asked for them."""
     chat = [{"role": "user", "content": "Repeat the word hello many times: hello"}]
-    base = SamplingParams(max_tokens=48)
+    base = SamplingParams(max_tokens=min(48, setup.num_tokens))
     values = {
         "frequency_penalty": (1.5, 0.0, -1.5),
         "presence_penalty": (1.5, 0.0, -1.5),
@@ -166,7 +170,7 @@ def penalties(setup: Setup) -> dict[str, Any]:
         each = [replace(base, **{name: value}) for value in choices]
         plain = [setup.answers([chat], params)[0].token_ids for params in each]
         assert plain[0] != plain[2], f"{name} has no effect"
-        for drafter, k in itertools.product(setup.drafters, (1, 4, 8)):
+        for drafter, k in itertools.product(setup.drafters, setup.few_ks):
             together = setup.answers([chat] * 3, each, drafter, k=k)
             assert [result.token_ids for result in together] == plain, (name, drafter, k)
         seen[name] = {str(value): len(ids) for value, ids in zip(choices, plain, strict=True)}
@@ -177,10 +181,12 @@ def logprobs(setup: Setup) -> dict[str, Any]:
     """S5: one entry a token, equal to plain decoding's within 1e-3, the chosen token in its list."""
     worst = 0.0
     for params in (
-        SamplingParams(max_tokens=80, logprobs=3),
-        SamplingParams(max_tokens=80, logprobs=0),
-        SamplingParams(max_tokens=80, logprobs=3, temperature=0.8, seed=9),
-        SamplingParams(max_tokens=40, logprobs=3, temperature=0.8, seed=9, logprobs_mode="processed", top_p=0.9),
+        SamplingParams(max_tokens=setup.num_tokens, logprobs=3),
+        SamplingParams(max_tokens=setup.num_tokens, logprobs=0),
+        SamplingParams(max_tokens=setup.num_tokens, logprobs=3, temperature=0.8, seed=9),
+        SamplingParams(
+            max_tokens=setup.num_tokens // 2, logprobs=3, temperature=0.8, seed=9, logprobs_mode="processed", top_p=0.9
+        ),
     ):
         [plain] = setup.answers([COPY_CHAT], params)
         for drafter in setup.drafters:
@@ -284,7 +290,7 @@ def permutation_test(left: Counter[Any], right: Counter[Any], *, rounds: int = 2
 def _seeded_calls(setup: Setup) -> int:
     """Calls with seed i must equal plain decoding's call by call."""
     params = SamplingParams(temperature=1.3, top_k=2, max_tokens=8)
-    each = [replace(params, seed=seed) for seed in range(max(20, setup.num_calls // 10))]
+    each = [replace(params, seed=seed) for seed in range(max(10, setup.num_calls // 10))]
     prompts = ["The weather today is"] * len(each)
     plain = setup.answers(prompts, each)
     for drafter in setup.drafters:

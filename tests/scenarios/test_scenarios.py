@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-
 from benchmarks.scenarios import SCENARIOS, Setup, permutation_test
 
 pytestmark = pytest.mark.real_model
@@ -18,9 +17,14 @@ def setup(real_target_f32: Any) -> Setup:
         target=real_target_f32,
         drafters=("suffix", "slice:3"),
         prompts_per_category=1,
-        max_tokens=16,
+        max_tokens=12,
         ks=(8,),
-        num_calls=200,
+        num_calls=100,
+        few_ks=(4,),
+        num_tokens=24,
+        num_repeats=1,
+        wrong_temperature=0.2,
+        laws=("top_k 2",),
     )
 
 
