@@ -57,8 +57,8 @@ def test_query_and_key_rows_are_put_back_into_rotate_half_order(tmp_path: Path) 
     checkpoint = open_gguf(_write(tmp_path, shape=shape, tensors=tensors), name="tiny")
     for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"):
         assert torch.equal(checkpoint.tensor(name), tensors[name])
-    interleaved = torch.arange(8.0).view(8, 1)  # one head of width 8: pairs (0, 1), (2, 3), ...
-    assert inverse_permute(interleaved, 1).view(-1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    interleaved = np.arange(8, dtype=np.float32).reshape(8, 1)  # one head of width 8: pairs (0, 1), (2, 3), ...
+    assert inverse_permute(interleaved, 1).reshape(-1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def test_lm_head_is_tied_exactly_if_the_file_has_none(tmp_path: Path) -> None:

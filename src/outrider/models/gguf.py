@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import dequantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
@@ -22,8 +21,9 @@ from outrider.errors import UnsupportedModel, WeightsError
 from outrider.models.chat import ToolRendering
 from outrider.models.checkpoint import Checkpoint, check_config, check_tensors
 from outrider.models.config import LlamaConfig, RopeConfig
+from outrider.models.dequantise import Floats, dequantise
 from outrider.models.fingerprint import TensorBytes, fingerprint
-from outrider.models.gguf_file import GGUFFile, GGUFTensor
+from outrider.models.gguf_file import GGUFFile
 from outrider.models.gguf_vocab import gguf_tokenizer
 
 __all__ = ["GGUFTensors", "inverse_permute", "open_gguf"]
@@ -97,21 +97,22 @@ class GGUFTensors:
 
     def read(self, name: str) -> Tensor:
         """Read and dequantise one tensor to float32."""
-        weight = _dequantised(self._file, self._rows[name])
+        row = self._rows[name]
+        values = dequantise(self._file.raw(row), row.kind, row.shape)
         if name.endswith("q_proj.weight"):
-            return inverse_permute(weight, self._config.num_heads)
+            values = inverse_permute(values, self._config.num_heads)
         if name.endswith("k_proj.weight"):
-            return inverse_permute(weight, self._config.num_kv_heads)
-        return weight
+            values = inverse_permute(values, self._config.num_kv_heads)
+        return torch.from_numpy(values)
 
 
-def inverse_permute(weight: Tensor, num_heads: int) -> Tensor:
+def inverse_permute(values: Floats, num_heads: int) -> Floats:
     """Rows of a query or key projection ``[heads * width, D]`` from interleaved to rotate-half order.
 
     Within a head, row ``2 i`` (interleaved, first of pair i) becomes row ``i``; row ``2 i + 1`` becomes ``width / 2 + i``.
     """
-    rows, width = weight.shape
-    return weight.view(num_heads, rows // num_heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+    rows, width = values.shape
+    return values.reshape(num_heads, rows // num_heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
 def quantisation_note(file: GGUFFile) -> str:
@@ -128,22 +129,12 @@ def quantisation_note(file: GGUFFile) -> str:
     return f"{num_bits}-bit GGUF ({kind.name}), dequantised"
 
 
-def _dequantised(file: GGUFFile, row: GGUFTensor) -> Tensor:
-    block, block_bytes = GGML_QUANT_SIZES[row.kind]
-    raw = file.raw(row).reshape(*row.shape[:-1], row.shape[-1] // block * block_bytes)
-    # A hostile scale may overflow here; the finite check of Checkpoint.tensor names it, numpy need not warn.
-    with np.errstate(all="ignore"):
-        values = dequantize(raw, row.kind)
-    return torch.from_numpy(np.array(values, dtype=np.float32, copy=not values.flags.writeable))
-
-
 def _check_kinds(file: GGUFFile) -> None:
     """Dequantise one empty block of every type that occurs, so that a type which cannot be read is named at once."""
     for row in file.tensors.values():
-        block_bytes = GGML_QUANT_SIZES[row.kind][1]
+        block, block_bytes = GGML_QUANT_SIZES[row.kind]
         try:
-            with np.errstate(all="ignore"):
-                dequantize(np.zeros((1, block_bytes), dtype=np.uint8), row.kind)
+            dequantise(np.zeros(block_bytes, dtype=np.uint8), row.kind, (block,))
         except NotImplementedError:
             raise UnsupportedModel(
                 f"{file.path}: tensor {row.name} has type {row.kind.name}, which the gguf library cannot dequantise"
@@ -267,7 +258,7 @@ def _rope_from_freqs(file: GGUFFile, theta: float, head_width: int, original: in
     row = file.tensors[_ROPE_FREQS]
     if row.shape != (head_width // 2,):
         raise WeightsError(f"{file.path}: tensor {_ROPE_FREQS} has shape {list(row.shape)}, not [{head_width // 2}]")
-    factors = [float(factor) for factor in _dequantised(file, row)]
+    factors = dequantise(file.raw(row), row.kind, row.shape).tolist()
     if not all(math.isfinite(factor) and factor >= 1 for factor in factors) or not (math.isfinite(theta) and theta > 0):
         raise WeightsError(f"{file.path}: tensor {_ROPE_FREQS} holds values below 1 or not finite")
     if max(factors) == 1:
