@@ -33,11 +33,19 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, a byte-level tokenizer and a chat template that ignores tools."""
-    shape = _files.config()
-    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    kind = gguf.GGMLQuantizationType.F32
-    return _files.write_gguf(path, shape, _files.random_tensors(shape), kind=kind)
+    """Random weights, a byte-level tokenizer, a window of 256 tokens and a chat template that ignores tools."""
+    return _write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", max_positions=256)
+
+
+@pytest.fixture(scope="session")
+def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with room for the bundled prompts, byte by byte."""
+    return _write_tiny(tmp_path_factory.mktemp("wide") / "wide.gguf", max_positions=4096)
+
+
+def _write_tiny(path: Path, *, max_positions: int) -> Path:
+    shape = _files.config(max_positions=max_positions)
+    return _files.write_gguf(path, shape, _files.random_tensors(shape), kind=gguf.GGMLQuantizationType.F32)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from outrider.errors import ConfigError, DataError, PromptError
 if TYPE_CHECKING:
     from outrider.audit.identity import IdentityReport
     from outrider.audit.law import LawReport
+    from outrider.drafters.base import Drafter
     from outrider.models.llama import LlamaTarget
     from outrider.sampling.params import SamplingParams
 
@@ -205,12 +206,18 @@ def _audit(
     return audit_identity(
         model,
         prompts,
-        drafters={spec: partial(make_drafter, spec, model) for spec in drafters},
+        drafters={spec: _fresh(partial(make_drafter, spec, model)) for spec in drafters},
         num_draft_tokens=ks,
         sampling=sampling,
         config=settings.engine,
         on_arm=say,
     )
+
+
+def _fresh(make: Callable[[], Drafter | None]) -> Callable[[], Drafter | None]:
+    """Make one drafter now, so that a mistake in its name is found before anything is decoded; further ones later."""
+    ready = [make()]
+    return lambda: ready.pop() if ready else make()
 
 
 def _print_identity(report: IdentityReport) -> None:

