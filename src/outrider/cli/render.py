@@ -140,7 +140,8 @@ class DraftPainter:
         accepted = 0 if report is None else report.accepted
         out = Text.assemble(mark(self._detokenizer.add(list(event.token_ids[:accepted])), KEPT))
         if report is not None and report.refused:
-            out.append_text(mark("|".join(self._tokenizer.token_text(i) for i in report.refused), REFUSED))
+            refused = "|".join(self._tokenizer.token_text(token) for token in report.refused)
+            out.append_text(mark(refused.replace("\n", "↵"), REFUSED))  # a refused line break must break no line
         out.append_text(mark(self._detokenizer.add(list(event.token_ids[accepted:])), OWN))
         if event.result is not None:
             out.append_text(mark(self._detokenizer.finish(), OWN))
