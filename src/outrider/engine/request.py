@@ -56,7 +56,7 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
     if tokenizer is None:
         raise PromptError("this target has no tokenizer; give the prompt as token ids")
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode_prompt(prompt)
     messages = [message for message in prompt if isinstance(message, Mapping)]
     if len(messages) != len(prompt):
         raise PromptError("a prompt is text, a list of token ids, or a list of chat messages; this list mixes them")
