@@ -171,6 +171,21 @@ def test_keep_refuses_what_is_not_cached(base: int, path: tuple[int, ...]) -> No
         writer.cache.keep(slot, base=base, path=path)
 
 
+@pytest.mark.parametrize("room", [1, 300])
+def test_a_copied_prefix_is_the_source_and_its_own(room: int) -> None:
+    """Both grow on without seeing each other; a copy may be longer than the bucket that it was given."""
+    writer, (source,) = new_writer(1)
+    writer.append({source: SMALLEST_BUCKET + 5})
+    for count in (0, 1, 7, SMALLEST_BUCKET + 5):
+        target = writer.cache.allocate(room)
+        writer.cache.copy_prefix(source, target, count)
+        writer.expected[target] = writer.expected[source][:count]
+        writer.check(target)
+        writer.append({source: 1, target: 2})
+    for slot in writer.expected:
+        writer.check(slot)
+
+
 def test_outgrowing_a_bucket_moves_one_sequence_and_not_its_neighbours() -> None:
     writer, slots = new_writer(3)
     writer.append(dict.fromkeys(slots, SMALLEST_BUCKET - 1))

@@ -63,6 +63,31 @@ def oracle(reference: Callable[[int], Sequence[int]], *, wrong_at: int | None = 
     return Scripted(make, "oracle")
 
 
+def right_trees(reference: Callable[[int], Sequence[int]], seed: int) -> Scripted:
+    """Knows the future, and hides it: at each level of a tree the right token stands among random siblings, which have
+    children too, and now and then it is left out."""
+    rng = random.Random(seed)
+
+    def make(request: DraftRequest) -> Proposal:
+        done = len(request.tokens)
+        tokens: list[int] = []
+        parents: list[int] = []
+        level = [-1]
+        for right in reference(request.sequence)[done : done + request.num_draft_tokens]:
+            candidates = [rng.randrange(VOCAB), right if rng.random() < 0.85 else (right + 1) % VOCAB]
+            following = []
+            for parent in level:
+                for token in candidates[:: rng.choice((1, -1))]:
+                    following.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(parent)
+            # All that may go on rightly, and one that does not.
+            level = [node for node in following if tokens[node] == right][:2] + following[-1:]
+        return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter="right") if tokens else NO_DRAFT
+
+    return Scripted(make, "right")
+
+
 def random_chains(seed: int) -> Scripted:
     """Random deterministic chains of random length, sometimes none."""
     rng = random.Random(seed)

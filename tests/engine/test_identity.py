@@ -7,9 +7,10 @@ import pytest
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult
+from outrider.rng import Purpose, gumbel_BV, noise_key
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason
-from tests.engine.support import VOCAB, Scripted, all_drafters, oracle, table_model
+from tests.engine.support import VOCAB, Scripted, all_drafters, oracle, right_trees, table_model
 
 PROMPTS = [[1], [2, 3], [4, 5, 6, 0, 1], [3, 3, 3], [6, 2, 0, 1]]
 FIELDS = {
@@ -27,9 +28,11 @@ FIELDS = {
 }
 
 
-def decode(drafter: Scripted | None, params: SamplingParams, *, k: int = 4, batch: int = 64) -> list[GenerationResult]:
+def decode(
+    drafter: Scripted | None, params: SamplingParams, *, k: int = 4, batch: int = 64, eos: tuple[int, ...] = (6,)
+) -> list[GenerationResult]:
     config = EngineConfig(num_draft_tokens=k, schedule="fixed", max_batch_size=batch)
-    engine = Engine(table_model(eos=(6,)), drafter=drafter, config=config)
+    engine = Engine(table_model(eos=eos), drafter=drafter, config=config)
     results = engine.generate(PROMPTS, params)
     assert drafter is None or not drafter.live, "every sequence must be finished with the drafter"
     assert not engine.has_work
@@ -38,6 +41,21 @@ def decode(drafter: Scripted | None, params: SamplingParams, *, k: int = 4, batc
 
 def ids(results: list[GenerationResult]) -> list[tuple[int, ...]]:
     return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_plain_output_is_a_walk_through_the_table(seed: int | None) -> None:
+    """What everything else here is compared with is itself right."""
+    logits = table_model()._logits.double()
+    params = SamplingParams(max_tokens=24, temperature=0 if seed is None else 1, seed=seed)
+    for prompt, result in zip(PROMPTS, decode(None, params, eos=()), strict=True):
+        text = [0, *prompt]
+        for token in result.token_ids:
+            scores = logits[text[-2], text[-1]]
+            if seed is not None:
+                scores = scores + gumbel_BV([noise_key(seed, 0, len(text) - 1, Purpose.TARGET)], VOCAB)[0]
+            assert token == int(scores.argmax())
+            text.append(token)
 
 
 @pytest.mark.parametrize("fields", FIELDS)
@@ -50,6 +68,25 @@ def test_output_is_plain_output(fields: str, kind: str, k: int) -> None:
     assert ids(speculative) == ids(plain)
     assert [r.finish_reason for r in speculative] == [r.finish_reason for r in plain]
     assert sum(r.stats.drafted for r in speculative) > 0, "no drafts: the test is void"
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("kind", ["chain", "wrong behind two", "tree"])
+def test_output_is_plain_output_where_most_drafts_are_right(fields: str, kind: str) -> None:
+    """Random drafts are seldom kept; here runs of many tokens are, and penalties, bans and limits act inside them."""
+    params = FIELDS[fields]
+    plain = decode(None, params, eos=())
+    texts = [[*prompt, *result.token_ids] for prompt, result in zip(PROMPTS, plain, strict=True)]
+    drafter = {
+        "chain": lambda: oracle(lambda sequence: texts[sequence]),
+        "wrong behind two": lambda: oracle(lambda sequence: texts[sequence], wrong_at=2),
+        "tree": lambda: right_trees(lambda sequence: texts[sequence], 9),
+    }[kind]()
+    got = decode(drafter, params, k=5, eos=())
+    assert ids(got) == ids(plain)
+    assert [r.finish_reason for r in got] == [r.finish_reason for r in plain]
+    committed, passes = sum(r.stats.committed for r in got), sum(r.stats.passes for r in got)
+    assert committed > 1.7 * passes, "hardly any draft was kept: the test is void"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5])
@@ -134,11 +171,16 @@ def test_zero_draft_tokens_is_plain_decoding() -> None:
     assert ids(got) == ids(decode(None, FIELDS["greedy"]))
 
 
-def test_logprobs_do_not_depend_on_drafting() -> None:
-    for mode in ("raw", "processed"):
-        params = SamplingParams(max_tokens=16, temperature=1.1, top_k=5, seed=2, logprobs=3, logprobs_mode=mode)
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+@pytest.mark.parametrize("kind", ["random", "right"])
+def test_logprobs_do_not_depend_on_drafting(mode: str, kind: str) -> None:
+    for penalty in (0.0, 0.8):
+        params = SamplingParams(
+            max_tokens=16, temperature=1.1, top_k=5, seed=2, logprobs=3, logprobs_mode=mode, frequency_penalty=penalty
+        )
         plain = decode(None, params)
-        got = decode(all_drafters()["trees"](), params)
+        texts = [[*prompt, *result.token_ids] for prompt, result in zip(PROMPTS, plain, strict=True)]
+        got = decode(right_trees(lambda s, t=texts: t[s], 3) if kind == "right" else all_drafters()["trees"](), params)
         for one, other in zip(got, plain, strict=True):
             assert one.logprobs is not None and other.logprobs is not None
             assert len(one.logprobs) == len(one.token_ids)

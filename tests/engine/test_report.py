@@ -78,6 +78,16 @@ def test_prefill_counts_nowhere() -> None:
     assert (stats.passes, stats.committed) == (0, 0)
 
 
+def test_accepted_length_is_over_steps_and_tokens_per_pass_over_passes() -> None:
+    stats = SpeculationStats()
+    stats.add(report((1, 2), (0, 1), (1, 2, 99)))
+    for _ in range(3):
+        stats.add(report_of(NO_DRAFT, Verdict(path=(), next_token=4), (4,), COST))
+    assert stats.accepted_length == 3.0
+    assert stats.tokens_per_pass == 6 / 4
+    assert stats.draft_rate == 1 / 4
+
+
 def test_pooling_sums_before_it_divides() -> None:
     long, short = SpeculationStats(), SpeculationStats()
     for _ in range(9):

@@ -107,10 +107,20 @@ def test_order_of_processing_differs_from_its_neighbours() -> None:
     state = state_of(SamplingParams(temperature=1, top_k=2, top_p=0.6), vocab_size=5)
     equal = [1.0, 1.0, 1.0, 1.0, 1.0]
     assert laws_of([equal], state).probs_BV([AT_ROOT])[0].tolist() == [0.5, 0.5, 0, 0, 0]
+    # ... and 0.45 needs only one: 0.5 of two, where of five it would be 0.2 + 0.2 + 0.2.
+    state = state_of(SamplingParams(temperature=1, top_k=2, top_p=0.45), vocab_size=5)
+    assert laws_of([equal], state).probs_BV([AT_ROOT])[0].tolist() == [1, 0, 0, 0, 0]
     # min_p before top_p: the rest is renormalised, so that 0.9 of it is fewer tokens.
     steep = [math.log(p) for p in (0.5, 0.3, 0.12, 0.05, 0.03)]
     state = state_of(SamplingParams(temperature=1, min_p=0.2, top_p=0.85), vocab_size=5)
     assert [p > 0 for p in laws_of([steep], state).probs_BV([AT_ROOT])[0].tolist()] == [True, True, False, False, False]
+
+
+def test_repetition_penalty_makes_every_seen_token_less_likely_and_rewards_below_one() -> None:
+    row = [2.0, -1.0, 0.5, -3.0]
+    for penalty, expected in ((2.0, [1.0, -2.0, 0.5, -6.0]), (0.5, [4.0, -0.5, 0.5, -1.5])):
+        state = state_of(SamplingParams(temperature=1, repetition_penalty=penalty), output=(0, 3), vocab_size=4)
+        assert laws_of([row], state).probs_BV([AT_ROOT])[0].tolist() == pytest.approx(reference.softmax(expected))
 
 
 def test_siblings_have_their_own_history() -> None:
