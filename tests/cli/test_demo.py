@@ -50,7 +50,12 @@ def test_a_broken_verifier_ends_the_demo_with_1(run: Run, wide_gguf: Path, monke
     flags = ["--target", wide_gguf, "--dtype", "float32", "-t", 12, "--draft", "random"]
     ran = run("demo", "--quick", *flags)
     assert ran.status == 1
-    assert "bug: " in ran.out and "first difference at output token" in ran.out and "control: " in ran.out
+    assert (
+        "NOT lossless" in ran.out
+        and "bug: " in ran.out
+        and "first difference at output token" in ran.out
+        and "control: " in ran.out
+    )
 
 
 @pytest.mark.real_model

@@ -53,8 +53,6 @@ CONTROL_ROWS = 8
 """Sequences decoded together in the control's second arm."""
 CONTROL_TOKENS = 32
 """Most output tokens of each text that the control compares."""
-_CANDIDATES = 8
-"""Likeliest tokens whose logits are compared: only those can swap places at the top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class Control:
 
     Attributes:
         tolerance: largest score gap that counts as a tie, in logits.
-        deviation: largest change of a difference between two of the likeliest logits.
+        deviation: largest change of the gap between the two likeliest tokens' logits.
         num_positions: positions compared; num_flips: those whose likeliest token changed.
         batch_size: sequences decoded together in the second arm (the first decodes each alone).
     """
@@ -425,10 +423,10 @@ def _arm_report(
 
 
 def _deviation(alone_TV: Tensor, together_TV: Tensor) -> float:
-    """Largest change of any difference between two of the likeliest logits of a position."""
-    ids_TK = alone_TV.topk(min(_CANDIDATES, alone_TV.shape[1]), dim=-1).indices
-    change_TK = together_TV.gather(1, ids_TK).double() - alone_TV.gather(1, ids_TK).double()
-    return float((change_TK.amax(dim=-1) - change_TK.amin(dim=-1)).max())
+    """Largest change of the gap between the two likeliest tokens of a position: only a gap that closes can flip."""
+    ids_T2 = alone_TV.topk(2, dim=-1).indices
+    change_T2 = together_TV.gather(1, ids_T2).double() - alone_TV.gather(1, ids_T2).double()
+    return float((change_T2[:, 0] - change_T2[:, 1]).abs().max())
 
 
 def _scores(

@@ -134,13 +134,15 @@ def _row(pair: PromptPair) -> list[str]:
 
 def _print_identity(report: PairedReport) -> None:
     console = render.stdout()
-    if not report.differences:
-        console.print(
-            f"All {len(report.prompts) * report.repeats} outputs are identical, token by token.", style="green"
-        )
+    num_prompts, identical = len(report.prompts), sum(pair.is_identical for pair in report.prompts)
+    if report.control is None:
+        console.print(f"All {num_prompts} outputs are identical, token by token.", style="green")
         return
-    control = report.control
-    assert control is not None
     for difference in report.differences:
         console.print(render.describe_difference(difference))
-    console.print(render.describe_control(control))
+    console.print(render.describe_control(report.control))
+    hint = "" if report.settings["precision"] == "float32" else "; rounding is finer with --dtype float32"
+    rest = (
+        f"every difference is a tie that rounding decides{hint}" if report.is_lossless else "NOT lossless: bugs above"
+    )
+    console.print(f"{identical} of {num_prompts} outputs are identical; {rest}.")

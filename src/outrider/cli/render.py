@@ -96,8 +96,8 @@ def describe_control(control: Control) -> str:
     """One line about where the tolerance comes from."""
     c = control
     return (
-        f"control: plain against plain, 1 against {c.batch_size} sequences a pass: logits of the likeliest tokens move "
-        f"against each other by at most {c.deviation:.2e} over {c.num_positions} positions, {c.num_flips} argmax flips; "
+        f"control: plain against plain, 1 against {c.batch_size} sequences a pass: the gap between the two likeliest "
+        f"tokens moves by at most {c.deviation:.2e} over {c.num_positions} positions, {c.num_flips} argmax flips; "
         f"tie tolerance {c.tolerance:.2e}"
     )
 

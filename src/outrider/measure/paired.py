@@ -223,13 +223,13 @@ def _differences(
     config: EngineConfig,
     say: Callable[[str], None],
 ) -> tuple[tuple[Difference, ...], Control | None]:
-    """Explain every difference; the control is only run if there is one."""
-    differing = [
-        (name, p, s)
+    """Explain every difference, one that repeats once; the control is only run if there is one."""
+    differing = {
+        (name, p.token_ids, s.token_ids): (name, p, s)
         for name, each in runs.items()
         for p, s in zip(each.plain, each.speculative, strict=True)
         if p.token_ids != s.token_ids
-    ]
+    }
     if not differing:
         return (), None
     say("control")
@@ -245,6 +245,6 @@ def _differences(
             tolerance=control.tolerance,
             prefill_chunk=config.prefill_chunk,
         )
-        for name, p, s in differing
+        for name, p, s in differing.values()
     ]
     return tuple(difference for difference in found if difference is not None), control
