@@ -120,6 +120,18 @@ def test_kept_drafts_are_not_read_again(llama: LlamaTarget, monkeypatch: pytest.
     assert read == [[tokens[-1]]]
 
 
+def test_nothing_is_drafted_behind_refused_drafts(llama: LlamaTarget) -> None:
+    """More tokens follow at once than were refused, so that no later cut could hide a wrong one."""
+    drafter = LMDrafter(llama, name="draft")
+    tokens = [3, 1, 4, 1, 5]
+    drafter.start(0, tokens)
+    drafts = drafter.propose([wish(tokens, 6)])[0].tokens
+    new = [drafts[0], 23 - drafts[1], 7, 8, 9, 2, 6, 11]
+    tokens.extend(new)
+    drafter.observe(0, tokens, len(new))
+    assert list(drafter.propose([wish(tokens, 4)])[0].tokens) == greedy_chain(llama, tokens, 4)
+
+
 def test_long_prompts_are_read_in_chunks(llama: LlamaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     tokens = [draw.randrange(24) for _ in range(600)]

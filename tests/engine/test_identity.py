@@ -24,6 +24,12 @@ FIELDS = {
     "seeded-penalties": SamplingParams(
         max_tokens=24, temperature=0.9, frequency_penalty=1.1, repetition_penalty=1.2, seed=-7
     ),
+    "seeded-bad-words": SamplingParams(
+        max_tokens=24,
+        temperature=1.2,
+        bad_words_token_ids=[(token, (token + step) % VOCAB) for token in range(VOCAB) for step in (1, 3)],
+        seed=21,
+    ),
     "seeded-min-tokens": SamplingParams(max_tokens=24, temperature=1.2, min_tokens=9, stop_token_ids=(5,), seed=3),
 }
 

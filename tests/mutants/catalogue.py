@@ -1,0 +1,24 @@
+"""Faults that a tired author could plant: one changed line of the package each, and tests that must reject it.
+
+Only faults that change output, or a number that is reported, are here; most of those that cost speed alone are no lies.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
+from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS: tuple[Mutant, ...] = (
+    *VERIFIERS,
+    *NOISE,
+    *SAMPLERS,
+    *CACHES,
+    *MODELS,
+    *STOPS,
+    *COUNTS,
+    *PLANNERS,
+    *DRAFTERS,
+)
