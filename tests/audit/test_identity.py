@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.audit.control import FLOAT32_CAP
 from outrider.audit.identity import (
-    FLOAT32_CAP,
     IdentityReport,
     audit_identity,
     explain,
