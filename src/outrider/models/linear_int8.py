@@ -14,6 +14,8 @@ rotation reaches, is multiplied as two int8 rows, its levels and what rounding l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,7 @@ __all__ = ["Int8Kernels", "Int8Matrix", "quantize_rows", "split_rows"]
 
 _LEVELS = 127.0
 _SMALLEST_PEAK = 1e-30
+_CHANNELS_AT_ONCE = 2048
 
 
 def quantize_rows(x_RD: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,6 +46,18 @@ def split_rows(x_RF: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((coarse, fine)).to(torch.int8), peaks_R1
 
 
+def _in_parts(weight: Tensor) -> tuple[Tensor, ...]:
+    """Rows of a large matrix in parts, so that preparing it takes no copies of its own size."""
+    return torch.split(weight, _CHANNELS_AT_ONCE)
+
+
+def _quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 levels ``[out, in]``, peaks ``[out]``)."""
+    peaks_N = weight.abs().amax(dim=1).clamp_min_(_SMALLEST_PEAK)
+    levels = (weight * (_LEVELS / peaks_N).unsqueeze(1)).round_().to(torch.int8)
+    return levels.contiguous(), peaks_N
+
+
 class Int8Matrix:
     """An int8 matrix, packed once where oneDNN can.
 
@@ -50,14 +65,21 @@ class Int8Matrix:
         weight: ``[out, in]``, any floating dtype.
         device: where products run.
         gain: constant folded into the channel scales, besides the 1/127 of the rows' levels.
+        prepare: applied to rows of the weight before they are quantised.
     """
 
-    def __init__(self, weight: Tensor, device: torch.device, *, gain: float = 1.0) -> None:
-        weight = weight.to(device=device, dtype=torch.float32)
-        peaks_N = weight.abs().amax(dim=1).clamp_min_(_SMALLEST_PEAK)
-        levels = (weight * (_LEVELS / peaks_N).unsqueeze(1)).round_().to(torch.int8).contiguous()
+    def __init__(
+        self,
+        weight: Tensor,
+        device: torch.device,
+        *,
+        gain: float = 1.0,
+        prepare: Callable[[Tensor], Tensor] = torch.Tensor.float,
+    ) -> None:
+        parts = [_quantize_channels(prepare(part).to(device)) for part in _in_parts(weight)]
+        levels = torch.cat([levels for levels, _ in parts])
         self.num_bytes = levels.numel()
-        self._scales_N = peaks_N * (gain / _LEVELS**2)
+        self._scales_N = torch.cat([peaks_N for _, peaks_N in parts]) * (gain / _LEVELS**2)
         self._is_packed = device.type == "cpu" and "onednn" in torch.backends.quantized.supported_engines
         if self._is_packed:
             self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
@@ -97,9 +119,10 @@ class _NormedMatrix:
     """RMS norm and matrix: norm weight and rotation inside the matrix, 1 / rms inside the rows' scale."""
 
     def __init__(self, weight: Tensor, norm: Norm, rotation: StreamRotation, device: torch.device) -> None:
-        width = weight.shape[1]
-        folded = rotation.rotate(weight.float() * norm.weight_D.float())
-        self._matrix = Int8Matrix(folded, device, gain=width**0.5)
+        width, norm_weight_D = weight.shape[1], norm.weight_D.float()
+        self._matrix = Int8Matrix(
+            weight, device, gain=width**0.5, prepare=lambda part: rotation.rotate(part * norm_weight_D)
+        )
         self._root_eps = torch.tensor((width * norm.eps) ** 0.5, device=device)
         self.num_bytes = self._matrix.num_bytes
 
@@ -121,7 +144,8 @@ class Int8Kernels:
         self._rotation = StreamRotation(width)
 
     def stream(self, embedding: Tensor) -> Stream:
-        return _RotatedStream(self._rotation.rotate(embedding).to(self._device, self._outer_dtype), self._rotation)
+        parts = [self._rotation.rotate(part).to(self._device, self._outer_dtype) for part in _in_parts(embedding)]
+        return _RotatedStream(torch.cat(parts), self._rotation)
 
     def norm_projection(self, weight: Tensor, norm: Norm) -> NormProjection:
         return _Int8NormProjection(_NormedMatrix(weight, norm, self._rotation, self._device), self._outer_dtype)

@@ -81,15 +81,23 @@ def read_weights(source: WeightSource, placement: Placement) -> LlamaWeights:
     """Read, fuse, convert and pack, one layer at a time, so that the peak stays near the final size."""
     config = source.config
     kernels = make_kernels(placement, config.hidden_size)
-    embedding = source.tensor("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
-    final_norm = Norm(weight_D=source.tensor("model.norm.weight"), eps=config.norm_eps)
+    stream, head = _read_ends(source, kernels)
     return LlamaWeights(
-        head=kernels.head(head, final_norm),
-        stream=kernels.stream(embedding),
+        stream=stream,
         layers=tuple(_read_layer(source, index, kernels) for index in range(config.num_layers)),
+        head=head,
         row_multiple=kernels.row_multiple,
     )
+
+
+def _read_ends(source: WeightSource, kernels: Kernels) -> tuple[Stream, Head]:
+    """Embedding and LM head: the largest tensors, read once when tied and let go before the layers are read."""
+    embedding = source.tensor("model.embed_tokens.weight")
+    norm = Norm(weight_D=source.tensor("model.norm.weight"), eps=source.config.norm_eps)
+    stream = kernels.stream(embedding)
+    if not source.config.tie_word_embeddings:
+        embedding = source.tensor("lm_head.weight")
+    return stream, kernels.head(embedding, norm)
 
 
 def _read_layer(source: WeightSource, index: int, kernels: Kernels) -> LayerWeights:

@@ -30,7 +30,7 @@ class StreamRotation:
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate the last dimension; float32."""
-        return self._transform(x.float() * self._signs_D.to(x.device), self._hadamard, self._cosine)
+        return _transform(x.float() * self._signs_D.to(x.device), self._hadamard, self._cosine)
 
     def rotate_outputs(self, weight: Tensor) -> Tensor:
         """A matrix ``[D, in]`` whose products come out rotated."""
@@ -38,12 +38,12 @@ class StreamRotation:
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Undo :meth:`rotate`; float32."""
-        return self._transform(x.float(), self._hadamard.t(), self._cosine.t()) * self._signs_D.to(x.device)
+        return _transform(x.float(), self._hadamard.t(), self._cosine.t()) * self._signs_D.to(x.device)
 
-    @staticmethod
-    def _transform(x: Tensor, hadamard: Tensor, cosine: Tensor) -> Tensor:
-        split = x.reshape(-1, hadamard.shape[0], cosine.shape[0]) @ cosine.to(x.device)
-        return (hadamard.t().to(x.device) @ split).reshape(x.shape)
+
+def _transform(x: Tensor, hadamard: Tensor, cosine: Tensor) -> Tensor:
+    split = x.reshape(-1, hadamard.shape[0], cosine.shape[0]) @ cosine.to(x.device)
+    return (hadamard.t().to(x.device) @ split).reshape(x.shape)
 
 
 def _hadamard(size: int) -> Tensor:
