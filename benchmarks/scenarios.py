@@ -49,7 +49,8 @@ class Setup:
     Attributes:
         prompts_per_category, max_tokens, ks: size of S1.
         num_calls, laws: calls an arm of S2, and the cuts it tries.
-        few_ks, num_repeats, num_tokens: draft lengths of S3 and S4, calls with one seed of S3, output tokens of S4 and S5.
+        few_ks, num_repeats, num_tokens: draft lengths of S3 and S4, calls with one seed of S3, output tokens of
+            S4, S5 and S7; num_stop_strings: of S7.
         wrong_temperature: of S2's control that must be told from 1.3; few calls can only see a large error.
     """
 
@@ -63,6 +64,7 @@ class Setup:
     few_ks: Sequence[int] = (1, 4, 8)
     num_tokens: int = 80
     num_repeats: int = 5
+    num_stop_strings: int = 5
     laws: Sequence[str] = ("top_k 2", "top_p 0.9", "no cut")
 
     def engine(self, drafter: str = "none", *, k: int = 8, **settings: Any) -> Engine:
@@ -220,7 +222,7 @@ def limits_and_choices(setup: Setup) -> dict[str, Any]:
 
 def stop_tokens(setup: Setup) -> dict[str, Any]:
     """S7: a stop token ends the output at every position of a run of accepted drafts; nothing later appears."""
-    free = SamplingParams(max_tokens=40, ignore_eos=True)
+    free = SamplingParams(max_tokens=max(18, setup.num_tokens // 2), ignore_eos=True)
     [whole] = setup.answers([COPY_CHAT], free)
     positions = [j for j in range(1, 19) if whole.token_ids[j - 1] not in whole.token_ids[: j - 1]]
     each = [replace(free, stop_token_ids=(whole.token_ids[j - 1],)) for j in positions]
@@ -230,7 +232,7 @@ def stop_tokens(setup: Setup) -> dict[str, Any]:
             assert result.token_ids == whole.token_ids[:position], (drafter, position)
             assert result.finish_reason == "stop"
             assert result.text == setup.target.tokenizer.decode(result.token_ids)
-        late = replace(each[0], min_tokens=30)
+        late = replace(each[0], min_tokens=free.max_tokens - 10)
         assert setup.answers([COPY_CHAT], late, drafter)[0].token_ids == setup.answers([COPY_CHAT], late)[0].token_ids
         _stop_strings(setup, drafter)
     return {"positions": positions}
@@ -331,8 +333,8 @@ def _per_position(outputs: Sequence[tuple[int, ...]]) -> Counter[Any]:
 
 def _stop_strings(setup: Setup, drafter: str) -> None:
     """A stop string is cut out of the text wherever it ends, also inside a token and across tokens."""
-    for stop in ("miss any", "never", "ken", "s. I", "."):
-        params = SamplingParams(max_tokens=40, stop=(stop,))
+    for stop in ("miss any", "never", "ken", "s. I", ".")[: setup.num_stop_strings]:
+        params = SamplingParams(max_tokens=setup.num_tokens // 2, stop=(stop,))
         [plain], [got] = setup.answers([COPY_CHAT], params), setup.answers([COPY_CHAT], params, drafter)
         assert (got.text, got.token_ids, got.finish_reason) == (plain.text, plain.token_ids, plain.finish_reason)
         assert stop not in got.text

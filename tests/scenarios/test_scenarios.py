@@ -23,6 +23,7 @@ def setup(real_target_f32: Any) -> Setup:
         few_ks=(4,),
         num_tokens=24,
         num_repeats=1,
+        num_stop_strings=2,
         wrong_temperature=0.2,
         laws=("top_k 2",),
     )

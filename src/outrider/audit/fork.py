@@ -198,6 +198,6 @@ def _narrowed(brackets: Sequence[_Bracket], run: Run) -> list[_Bracket]:
         outcomes = run([_extended(done[index].fork, done[index].middle, 1.0) for index in wide])
         for index, outcome in zip(wide, outcomes, strict=True):
             bracket = done[index]
-            side = {"low": bracket.middle} if outcome.signature == bracket.at_low else {"high": bracket.middle}
-            done[index] = bracket._replace(**side)
+            is_low = outcome.signature == bracket.at_low
+            done[index] = bracket._replace(low=bracket.middle) if is_low else bracket._replace(high=bracket.middle)
     return done

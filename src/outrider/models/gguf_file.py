@@ -76,8 +76,12 @@ class GGUFFile:
         self.tensors = _read_table(reader, num_tensors, _alignment(reader, self.metadata))
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes, mapped, read-only."""
-        return np.frombuffer(self._bytes, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        """A copy of the tensor's bytes; the pages of the file are let go, so that a model is not in memory twice."""
+        values = np.frombuffer(self._bytes, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset).copy()
+        first_page = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED, first_page, tensor.offset + tensor.num_bytes - first_page)
+        return values
 
 
 def _map(path: Path) -> mmap.mmap:
