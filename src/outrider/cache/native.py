@@ -11,6 +11,7 @@ Memory starts as zeros: what no row may see still has to be a finite number.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -59,7 +60,7 @@ class NativeCache:
         """Keep the first ``base`` cached tokens and, of the rows behind them, those in ``path`` (ascending), in order."""
         length = self._lengths[slot]
         assert 0 <= base <= length, (base, length)
-        assert all(low < high for low, high in zip(path, path[1:], strict=False)), path
+        assert all(low < high for low, high in itertools.pairwise(path)), path
         assert not path or (path[0] >= 0 and base + path[-1] < length), (path, base, length)
         if any(index != row for index, row in enumerate(path)):
             rows = torch.tensor(path, dtype=torch.int32)

@@ -94,9 +94,7 @@ class NativeTarget:
     def new_cache(self) -> NativeCache:
         """An empty cache of this target's layout."""
         config = self.config
-        return NativeCache(
-            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_width=config.head_width
-        )
+        return NativeCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_width=config.head_width)
 
     def num_weight_bytes(self) -> int:
         """Bytes that one pass streams: all matrices and the LM head once."""
@@ -116,9 +114,10 @@ class NativeTarget:
         call = CPass(logits=logits_RV.data_ptr())
         call.num_taps, call.tap_layers, call.taps = len(taps), layers.data_ptr(), taps_ARD.data_ptr()
         self._run(call, rows, cache)
-        dtype = self.placement.activation_dtype
+        rotation, dtype = self._weights.rotation, self.placement.activation_dtype
+        hidden_ARD = taps_ARD if rotation is None or not taps else rotation.unrotate(taps_ARD)
         return ForwardResult(
-            logits_RV=logits_RV, taps={layer: tap.to(dtype) for layer, tap in zip(taps, taps_ARD, strict=True)}
+            logits_RV=logits_RV, taps={layer: tap.to(dtype) for layer, tap in zip(taps, hidden_ARD, strict=True)}
         )
 
     @torch.inference_mode()

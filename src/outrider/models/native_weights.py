@@ -14,6 +14,7 @@ from outrider.device import Placement
 from outrider.models.config import LlamaConfig
 from outrider.models.layers import inverse_frequencies
 from outrider.models.llama_weights import WeightSource
+from outrider.models.rotation import StreamRotation
 from outrider.native.library import CLayer, CMatrix, CModel
 from outrider.native.packing import BLOCK, Arena, head_rows, pack, padded, quantise, take_rows
 
@@ -63,13 +64,13 @@ class NativeLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeWeights:
-    """All of a target's weights, and the C structures that point at them."""
+    """All of a target's weights, and the C structures that point at them. int8 goes with a rotated stream."""
 
     embedding_VD: Tensor
     layers: tuple[NativeLayer, ...]
     final_norm: Tensor
     head: PackedMatrix
-    is_int8: bool
+    rotation: StreamRotation | None
     described: ctypes.Array[CLayer]
 
     @property
@@ -97,7 +98,7 @@ class NativeWeights:
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
             vocab_size=config.vocab_size,
-            is_int8=int(self.is_int8),
+            is_int8=int(self.rotation is not None),
             norm_eps=config.norm_eps,
             embedding=self.embedding_VD.data_ptr(),
             layers=ctypes.addressof(self.described),
@@ -138,39 +139,72 @@ class RotaryTable:
 def read_native_weights(source: WeightSource, placement: Placement) -> NativeWeights:
     """Read, reorder, convert and pack, one matrix at a time, so that the peak stays near the final size."""
     config, is_int8 = source.config, placement.precision == "int8"
-    arena = Arena(_num_bytes(config, is_int8))
-    layers = tuple(_read_layer(source, index, arena=arena, is_int8=is_int8) for index in range(config.num_layers))
+    packer = _Packer(source, is_int8=is_int8)
+    layers = tuple(packer.layer(index) for index in range(config.num_layers))
     embedding = source.tensor("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
+    packed_head, final_norm = packer.reader(head, source.tensor("model.norm.weight"))
+    rotation = packer.rotation
     return NativeWeights(
-        embedding_VD=embedding.to(torch.bfloat16).contiguous(),
+        embedding_VD=(embedding if rotation is None else rotation.rotate(embedding)).to(torch.bfloat16).contiguous(),
         layers=layers,
-        final_norm=_norm(source.tensor("model.norm.weight")),
-        head=_place(head, arena, is_int8=is_int8),
-        is_int8=is_int8,
+        final_norm=final_norm,
+        head=packed_head,
+        rotation=rotation,
         described=(CLayer * len(layers))(*(layer.describe() for layer in layers)),
     )
 
 
-def _read_layer(source: WeightSource, index: int, *, arena: Arena, is_int8: bool) -> NativeLayer:
-    config, prefix = source.config, f"model.layers.{index}."
+class _Packer:
+    """Converts matrices one by one. In int8 the residual stream is rotated (:mod:`outrider.models.rotation`).
 
-    def matrix(name: str) -> Tensor:
-        return source.tensor(f"{prefix}{name}_proj.weight")
+    A *reader* of the stream takes the norm's weight in, when rotated, and leaves ones; a *writer*'s outputs are padded as
+    the stream is.
+    """
 
-    qkv = fuse_heads(matrix("self_attn.q"), matrix("self_attn.k"), matrix("self_attn.v"), config)
-    gate_up = interleave(matrix("mlp.gate"), matrix("mlp.up"))
-    return NativeLayer(
-        attention_norm=_norm(source.tensor(prefix + "input_layernorm.weight")),
-        qkv=_place(qkv, arena, is_int8=is_int8),
-        out=_place(spread_heads(matrix("self_attn.o"), config), arena, is_int8=is_int8, multiple=64),
-        feed_forward_norm=_norm(source.tensor(prefix + "post_attention_layernorm.weight")),
-        gate_up=_place(gate_up, arena, is_int8=is_int8),
-        down=_place(matrix("mlp.down"), arena, is_int8=is_int8, multiple=64),
-    )
+    def __init__(self, source: WeightSource, *, is_int8: bool) -> None:
+        self._source, self._config = source, source.config
+        self._is_int8 = is_int8
+        self._arena = Arena(_num_bytes(source.config, is_int8))
+        self.rotation = StreamRotation(source.config.hidden_size) if is_int8 else None
+
+    def layer(self, index: int) -> NativeLayer:
+        config, prefix = self._config, f"model.layers.{index}."
+
+        def read(name: str) -> Tensor:
+            return self._source.tensor(f"{prefix}{name}.weight")
+
+        heads = [read(f"self_attn.{name}_proj") for name in "qkv"]
+        qkv, attention_norm = self.reader(fuse_heads(*heads, config=config), read("input_layernorm"))
+        out = self.writer(spread_heads(read("self_attn.o_proj"), config))
+        both = interleave(read("mlp.gate_proj"), read("mlp.up_proj"))
+        gate_up, feed_forward_norm = self.reader(both, read("post_attention_layernorm"))
+        return NativeLayer(
+            attention_norm=attention_norm,
+            qkv=qkv,
+            out=out,
+            feed_forward_norm=feed_forward_norm,
+            gate_up=gate_up,
+            down=self.writer(read("mlp.down_proj")),
+        )
+
+    def reader(self, weight: Tensor, norm: Tensor) -> tuple[PackedMatrix, Tensor]:
+        if self.rotation is not None:
+            weight, norm = self.rotation.rotate(weight.float() * norm.float()), torch.ones_like(norm)
+        return self._place(weight, BLOCK), F.pad(norm.float(), (0, -norm.shape[0] % 64)).contiguous()
+
+    def writer(self, weight: Tensor) -> PackedMatrix:
+        return self._place(weight if self.rotation is None else self.rotation.rotate_outputs(weight), 64)
+
+    def _place(self, weight: Tensor, multiple: int) -> PackedMatrix:
+        weight = F.pad(weight, (0, -weight.shape[1] % 64, 0, -weight.shape[0] % multiple))
+        if not self._is_int8:
+            return PackedMatrix(weights=self._arena.place(pack(weight.to(torch.bfloat16))), scales=None)
+        levels, scales = quantise(weight)
+        return PackedMatrix(weights=self._arena.place(pack(levels)), scales=scales.contiguous())
 
 
-def fuse_heads(query: Tensor, key: Tensor, value: Tensor, config: LlamaConfig) -> Tensor:
+def fuse_heads(query: Tensor, key: Tensor, value: Tensor, *, config: LlamaConfig) -> Tensor:
     """Query, key and value heads behind one another, each in whole blocks; see :func:`head_rows`."""
     paired, plain = head_rows(config.head_width, paired=True), head_rows(config.head_width, paired=False)
     return torch.cat((_heads(query, paired, config), _heads(key, paired, config), _heads(value, plain, config)))
@@ -184,27 +218,14 @@ def _heads(weight: Tensor, rows: Tensor, config: LlamaConfig) -> Tensor:
 def spread_heads(out: Tensor, config: LlamaConfig) -> Tensor:
     """The output matrix with each head's inputs padded to whole blocks."""
     missing = -config.head_width % BLOCK
-    return F.pad(out.unflatten(1, (config.num_heads, config.head_width)), (0, missing)).flatten(1)
+    return F.pad(out.reshape(-1, config.num_heads, config.head_width), (0, missing)).flatten(1)
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
     """Blocks of 16 gate outputs and the same 16 of up, so that they meet in one block's results."""
     missing = -gate.shape[0] % 64
-    pairs = [F.pad(weight, (0, 0, 0, missing)).unflatten(0, (-1, 16)) for weight in (gate, up)]
+    pairs = [F.pad(weight, (0, 0, 0, missing)).reshape(-1, 16, weight.shape[1]) for weight in (gate, up)]
     return torch.stack(pairs, dim=1).flatten(0, 2)
-
-
-def _place(weight: Tensor, arena: Arena, *, is_int8: bool, multiple: int = BLOCK) -> PackedMatrix:
-    """``multiple``: what outputs are padded to; those of the residual stream (``out``, ``down``) as its width is."""
-    weight = F.pad(weight, (0, -weight.shape[1] % 64, 0, -weight.shape[0] % multiple))
-    if not is_int8:
-        return PackedMatrix(weights=arena.place(pack(weight.to(torch.bfloat16))), scales=None)
-    levels, scales = quantise(weight)
-    return PackedMatrix(weights=arena.place(pack(levels)), scales=scales.contiguous())
-
-
-def _norm(weight: Tensor) -> Tensor:
-    return F.pad(weight.float(), (0, -weight.shape[0] % 64)).contiguous()
 
 
 def _num_bytes(config: LlamaConfig, is_int8: bool) -> int:

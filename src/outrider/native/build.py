@@ -112,7 +112,9 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} could not run: {error}") from None
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        )
         raise BuildError(f"{Path(command[0]).name} failed: {lines[0].strip()}")
 
 

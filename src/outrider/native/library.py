@@ -25,6 +25,7 @@ __all__ = [
     "CSegment",
     "Context",
     "Unavailable",
+    "is_available",
     "library",
     "open_context",
     "requested_kernels",
@@ -36,6 +37,9 @@ PHASES = ("qkv", "attention", "out", "gate_up", "down", "head")
 KERNELS = ("amx", "avx512", "avx2", "portable")
 """Instruction sets, fastest first."""
 
+_PACKAGED = Path(__file__).resolve().parent / "lib"
+"""Where the package's build hook puts the library."""
+
 
 class Unavailable(Exception):
     """The native path cannot run here; the text says why, in one line."""
@@ -44,13 +48,13 @@ class Unavailable(Exception):
 class CMatrix(Structure):
     """``OutriderMatrix``."""
 
-    _fields_ = [("weights", c_void_p), ("scales", c_void_p), ("num_blocks", c_int32), ("num_steps", c_int32)]  # noqa: RUF012
+    _fields_ = [("weights", c_void_p), ("scales", c_void_p), ("num_blocks", c_int32), ("num_steps", c_int32)]
 
 
 class CLayer(Structure):
     """``OutriderLayer``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("attention_norm", c_void_p),
         ("qkv", CMatrix),
         ("out", CMatrix),
@@ -63,7 +67,7 @@ class CLayer(Structure):
 class CModel(Structure):
     """``OutriderModel``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("num_layers", c_int32),
         ("hidden", c_int32),
         ("hidden_padded", c_int32),
@@ -86,7 +90,7 @@ class CModel(Structure):
 class CSegment(Structure):
     """``OutriderSegment``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("cache", c_void_p),
         ("capacity", c_int64),
         ("base", c_int32),
@@ -99,7 +103,7 @@ class CSegment(Structure):
 class CPass(Structure):
     """``OutriderPass``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("num_rows", c_int32),
         ("num_segments", c_int32),
         ("tokens", c_void_p),
@@ -129,18 +133,18 @@ def library() -> ctypes.CDLL:
         Unavailable: it is forbidden, or cannot be built or loaded.
     """
     try:
-        loaded = ctypes.CDLL(str(_locate()))
+        path = _locate()
+        loaded = ctypes.CDLL(str(path))
     except (build.BuildError, OSError) as error:
-        raise Unavailable(str(error)) from None
+        raise Unavailable(" ".join(str(error).split())) from None
     _declare(loaded)
     return loaded
 
 
 def _locate() -> Path:
-    name = build.library_name()
-    beside = Path(__file__).resolve().parent / "lib" / name
-    if beside.is_file():
-        return beside
+    packaged = _PACKAGED / build.library_name()
+    if packaged.is_file():
+        return packaged
     cached = build.cache_path()
     return cached if cached.is_file() else build.build(cached)
 
@@ -186,7 +190,7 @@ class Context:
 
 def is_available(kernels: str) -> bool:
     """True if that instruction set can run here."""
-    return library().outrider_test_available(kernels.encode()) == 0
+    return bool(library().outrider_test_available(kernels.encode()) == 0)
 
 
 _contexts: dict[tuple[str, int, int], Context] = {}

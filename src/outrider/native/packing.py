@@ -69,7 +69,7 @@ def head_rows(head_width: int, *, paired: bool) -> Tensor:
         return torch.where(rows < head_width, rows, -1)
     low = torch.arange(num_blocks * _LANES)
     pairs = torch.stack((low, low + half))
-    return torch.where(low < half, pairs, -1).unflatten(1, (num_blocks, _LANES)).transpose(0, 1).flatten()
+    return torch.where(low < half, pairs, -1).view(2, num_blocks, _LANES).transpose(0, 1).flatten()
 
 
 class Arena:

@@ -91,13 +91,37 @@ void mix_values(const Work& w, const uint8_t* weights, const uint8_t* values, in
     }
 }
 
+// Where the results of one query are collected.
+INLINE float* part_of(const Work& w, int row, int head, int part) {
+    return w.parts + (((int64_t)row * w.model->num_heads + head) * w.num_parts + part) * (w.width + PART_EXTRA);
+}
+
+// Softmax and mixture of one chunk. Rows that see nothing of it are left as they are.
+void attend_chunk(const Work& w, const Space& space, const Queries& q, const Unit& unit, int start, int num_keys,
+                  const uint8_t* keys, const uint8_t* values) {
+    const int members = w.members, count = unit.num_queries;
+    const float scale = LOG2_E / __builtin_sqrtf((float)w.model->head_width);
+    Extent extents[ROW_TILE];
+    score_keys(w, space.queries, keys, num_keys, count, space.scores);
+    for (int i = 0; i < count; i++) {
+        const int visible = q.last[i] + 1 - start;
+        if (visible > 0)
+            extents[i] = soften_row(space.scores + i * CHUNK, scale, num_keys, visible, space.weights + i * STEP_BYTES);
+    }
+    mix_values(w, space.weights, values, num_keys, count, space.mixed);
+    for (int i = 0; i < count; i++) {
+        if (q.last[i] < start) continue;
+        float* state = part_of(w, q.row[i], unit.group * members + q.member[i], unit.part);
+        merge_chunk(state, space.mixed + i * w.width, extents[i], w.width);
+    }
+}
+
 void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit) {
     const Path& path = *unit.path;
     const Queries q = gather_queries(w, unit, space.queries);
-    const int state_width = w.width + PART_EXTRA;
-    for (int i = 0; i < unit.num_queries; i++) space.state[i * state_width + w.width + 1] = 0.0f;
+    for (int i = 0; i < unit.num_queries; i++)
+        part_of(w, q.row[i], unit.group * w.members + q.member[i], unit.part)[w.width + 1] = 0.0f;
     const uint8_t* cached = path.cache + keys_offset(w, layer, unit.group, path.capacity);
-    const float scale = 1.0f / __builtin_sqrtf((float)w.model->head_width);
     for (int chunk = unit.first_chunk; chunk < unit.end_chunk; chunk++) {
         const int start = chunk * CHUNK;
         const int reach = q.furthest + 1 - start;
@@ -109,19 +133,7 @@ void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit)
             keys += side_bytes(w, start);
             values += side_bytes(w, start);
         }
-        score_keys(w, space.queries, keys, num_keys, unit.num_queries, space.scores);
-        Extent extents[ROW_TILE];
-        for (int i = 0; i < unit.num_queries; i++)
-            extents[i] = soften_row(space.scores + i * CHUNK, scale, num_keys, q.last[i] + 1 - start,
-                                    space.weights + i * STEP_BYTES);
-        mix_values(w, space.weights, values, num_keys, unit.num_queries, space.mixed);
-        for (int i = 0; i < unit.num_queries; i++)
-            merge_chunk(space.state + i * state_width, space.mixed + i * w.width, extents[i], w.width);
-    }
-    for (int i = 0; i < unit.num_queries; i++) {
-        const int64_t head = (int64_t)q.row[i] * w.model->num_heads + unit.group * w.members + q.member[i];
-        float* to = w.parts + (head * w.num_parts + unit.part) * state_width;
-        __builtin_memcpy(to, space.state + i * state_width, state_width * sizeof(float));
+        attend_chunk(w, space, q, unit, start, num_keys, keys, values);
     }
 }
 
@@ -130,7 +142,7 @@ void join_row(const Work& w, int row, float* state, float* y) {
     const int state_width = w.width + PART_EXTRA;
     const int num_parts = w.num_parts == 1 ? 1 : w.places[row].last / CHUNK + 1;
     for (int h = 0; h < w.model->num_heads; h++, y += w.width) {
-        const float* part = w.parts + ((int64_t)row * w.model->num_heads + h) * w.num_parts * state_width;
+        const float* part = part_of(w, row, h, 0);
         state[w.width + 1] = 0.0f;
         for (int i = 0; i < num_parts; i++, part += state_width)
             merge_chunk(state, part, {part[w.width], part[w.width + 1]}, w.width);

@@ -1,5 +1,6 @@
 // Threads and scratch memory behind one handle, and the pass as Python calls it.
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -87,15 +88,13 @@ Work OutriderContext::describe(const OutriderModel& model, const OutriderPass& p
 void OutriderContext::place(Work& work) {
     const OutriderModel& model = *work.model;
     const size_t rows = work.pass->num_rows, padded = padded_to((int)rows, 32);
-    const size_t value_bytes = model.is_int8 ? 1 : 2;
-    size_t width = model.hidden_padded > work.attended ? model.hidden_padded : work.attended;
-    if (model.is_int8 && (size_t)model.inner_padded > width) width = model.inner_padded;
+    const size_t width = std::max(std::max(model.hidden_padded, model.inner_padded), work.attended);
     arena.restart();
     work.x = arena.take<float>(rows * model.hidden_padded);
     work.queries = arena.take<uint16_t>(rows * model.num_heads * work.width);
     work.parts = arena.take<float>(rows * model.num_heads * work.num_parts * (work.width + PART_EXTRA));
     work.inner = arena.take<uint8_t>(padded * model.inner_padded * (model.is_int8 ? 4 : 2));
-    work.a = arena.take<uint8_t>(padded * width * value_bytes);
+    work.a = arena.take<uint8_t>(padded * width * 2);  // bfloat16, or int8 twice
     work.a_scales = arena.take<float>(padded);
     work.shares = arena.take<Share>((size_t)(4 * model.num_layers + 1) * work.num_threads);
     work.counters = arena.take<int32_t>(model.num_layers);
@@ -104,8 +103,7 @@ void OutriderContext::place(Work& work) {
 }
 
 void OutriderContext::place_thread(const Work& work, Space& space, size_t width) {
-    const size_t value_bytes = work.model->is_int8 ? 1 : 2;
-    space.a = arena.take<uint8_t>(ROW_TILE * width * value_bytes);
+    space.a = arena.take<uint8_t>(ROW_TILE * width * 2);
     space.a_scales = arena.take<float>(ROW_TILE);
     space.row = arena.take<float>(width);
     space.c = arena.take<float>(32 * 32);
@@ -113,7 +111,7 @@ void OutriderContext::place_thread(const Work& work, Space& space, size_t width)
     space.scores = arena.take<float>(ROW_TILE * CHUNK);
     space.weights = arena.take<uint8_t>(CHUNK / KEY_BLOCK * TILE_BYTES);
     space.mixed = arena.take<float>(ROW_TILE * work.width);
-    space.state = arena.take<float>(ROW_TILE * (work.width + PART_EXTRA));
+    space.state = arena.take<float>(work.width + PART_EXTRA);
     space.tail = arena.take<uint8_t>(2 * CHUNK * work.width * sizeof(uint16_t));
     space.best = arena.take<float>(work.pass->num_rows);
     space.best_id = arena.take<int64_t>(work.pass->num_rows);

@@ -16,7 +16,8 @@ struct Kernels {
     void (*product_int8)(const Product&);
     void (*norm_row)(const float* x, const float* weight, int width, int padded, float eps, float* y);
     float (*put_row_int8)(const float* y, int width, uint8_t* tiles, int64_t step);
-    void (*exponential)(const float* x, float* y, int count);
+    float (*put_row_split)(const float* y, int width, uint8_t* coarse, uint8_t* fine, int64_t step);
+    void (*power_of_two)(const float* x, float* y, int count);
     void (*silu)(const float* x, float* y, int count);
     // The sum of 32-bit words (a multiple of 64 of them): how fast memory can be read.
     uint32_t (*sum_words)(const uint32_t* words, int64_t count);

@@ -6,8 +6,8 @@
 
 namespace {
 
-void exponential_all(const float* x, float* y, int count) {
-    for (int i = 0; i < count; i += LANES) store(y + i, exponential(load(x + i)));
+void power_all(const float* x, float* y, int count) {
+    for (int i = 0; i < count; i += LANES) store(y + i, power_of_two(load(x + i)));
 }
 void silu_all(const float* x, float* y, int count) {
     for (int i = 0; i < count; i += LANES) store(y + i, silu(load(x + i)));
@@ -29,6 +29,7 @@ uint32_t sum_words(const uint32_t* words, int64_t count) {
 
 }  // namespace
 
-#define OUTRIDER_KERNELS(NAME)                                                                                  \
-    extern const Kernels kernels_##NAME = {#NAME,        run_pass,     begin_thread, end_thread,      product_bf16, \
-                                           product_int8, norm_row,     put_row_int8, exponential_all, silu_all, sum_words};
+#define OUTRIDER_KERNELS(NAME)                                                                                   \
+    extern const Kernels kernels_##NAME = {#NAME,        run_pass, begin_thread, end_thread,    product_bf16, \
+                                           product_int8, norm_row, put_row_int8, put_row_split, power_all,    \
+                                           silu_all,     sum_words};

@@ -13,11 +13,13 @@
 
 namespace {
 
-// Rows of a product: in tiles, and their scales (int8).
+// Rows of a product: in tiles, and their scales (int8). Split rows come in groups of at most 16: the group's coarse rows,
+// then its fine rows, each group 32 rows behind the last.
 struct Operand {
     const uint8_t* tiles;
     int64_t step;
     const float* scales;
+    bool split = false;
 };
 
 struct Turn {
@@ -85,31 +87,54 @@ struct Stopwatch {
     }
 };
 
+// Where operand rows are put, and which of them this thread makes: all of them, or its share.
+struct Preparation {
+    uint8_t* tiles;
+    float* scales;
+    int first, end;
+};
+
+Preparation preparation(const Turn& turn, int num_rows) {
+    const Work& w = turn.w;
+    if (w.each_its_own) return {turn.space.a, turn.space.a_scales, 0, num_rows};
+    return {w.a, w.a_scales, turn.share(num_rows), turn.end_of_share(num_rows)};
+}
+
 // Operand rows made of `fill(row, y)`, which writes `width` float32 values.
 template <class Fill>
 Operand prepare(const Turn& turn, int num_rows, int width, const Fill& fill) {
-    const Work& w = turn.w;
-    const bool own = w.each_its_own;
-    uint8_t* tiles = own ? turn.space.a : w.a;
-    float* scales = own ? turn.space.a_scales : w.a_scales;
+    const Preparation to = preparation(turn, num_rows);
     const int64_t step = (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES;
-    const int first = own ? 0 : turn.share(num_rows), end = own ? num_rows : turn.end_of_share(num_rows);
-    for (int row = first; row < end; row++) {
+    for (int row = to.first; row < to.end; row++) {
         float* y = turn.space.row;
         fill(row, y);
-        if (w.model->is_int8)
-            scales[row] = put_row_int8(y, width, tiles + row * STEP_BYTES, step);
+        if (turn.w.model->is_int8)
+            to.scales[row] = put_row_int8(y, width, to.tiles + row * STEP_BYTES, step);
         else
-            put_row_bf16(y, width, tiles + row * STEP_BYTES, step);
+            put_row_bf16(y, width, to.tiles + row * STEP_BYTES, step);
     }
-    if (!own) turn.wait();
-    return {tiles, step, scales};
+    if (!turn.w.each_its_own) turn.wait();
+    return {to.tiles, step, to.scales};
+}
+
+// The same of float32 rows, as split rows.
+Operand prepare_split(const Turn& turn, int num_rows, int width, const float* y) {
+    const Preparation to = preparation(turn, num_rows);
+    const int64_t step = (int64_t)split_rows(num_rows) * STEP_BYTES;
+    for (int row = to.first; row < to.end; row++) {
+        const int group = row / ROW_TILE, place = row % ROW_TILE;
+        const int rows = num_rows - group * ROW_TILE < ROW_TILE ? num_rows - group * ROW_TILE : ROW_TILE;
+        uint8_t* coarse = to.tiles + (group * 2 * ROW_TILE + place) * STEP_BYTES;
+        to.scales[row] = put_row_split(y + (int64_t)row * width, width, coarse, coarse + rows * STEP_BYTES, step);
+    }
+    if (!turn.w.each_its_own) turn.wait();
+    return {to.tiles, step, to.scales, true};
 }
 
 INLINE int64_t block_bytes(const OutriderMatrix& m) { return (int64_t)m.num_steps * 2 * TILE_BYTES; }
 
-// How far ahead of the product weights are fetched, and how much of the next matrix while waiting.
-constexpr int64_t AHEAD = 8 * 1024;
+// How far ahead of the product weights are fetched (8 KiB), and how much of the next matrix while waiting.
+constexpr int AHEAD_STEPS = 4;
 constexpr int64_t AHEAD_WAITING = 64 * 1024;
 
 // A matrix of the pass and the one behind it.
@@ -124,34 +149,46 @@ INLINE const uint8_t* next_share(const Turn& turn, const Stage& stage) {
     return stage.next->weights + turn.share(stage.next->num_blocks) * block_bytes(*stage.next);
 }
 
+// One block for one group of rows, scaled to float32.
+INLINE void multiply_block(const Turn& turn, const OutriderMatrix& m, const Product& p, int block, const Operand& a, int row) {
+    float* c = turn.space.c;
+    if (!turn.w.model->is_int8) {
+        product_bf16(p);
+        return;
+    }
+    product_int8(p);
+    if (a.split)
+        scale_split_sums(c, p.num_rows / 2, m.scales + block * BLOCK, a.scales + row);
+    else
+        scale_sums(c, p.num_rows, m.scales + block * BLOCK, a.scales + row);
+}
+
 // The rows times this thread's share of the matrix; `finish(block, first_row, num_rows, c)` takes 32 x 32 results.
 //
-// All rows pass by while a block of weights is in the cache, so weights are read from memory once. Behind the share's
-// last block the first blocks of this thread's share of the next matrix are fetched.
+// All rows pass by while a block of weights is in the cache, so weights are read from memory once. Meanwhile what comes
+// next is fetched: with one group of rows the weights 8 KiB ahead; with several, each group fetches its part of the next
+// block. Behind the share's last block come the first blocks of this thread's share of the next matrix.
 template <class Finish>
 void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_rows, const Finish& finish) {
     const OutriderMatrix& m = *stage.matrix;
     const int last = turn.end_of_share(m.num_blocks) - 1;
     const int64_t bytes = block_bytes(m);
     const uint8_t* after = next_share(turn, stage);
+    const int group_rows = a.split ? ROW_TILE : 2 * ROW_TILE;
+    const int num_groups = (num_rows + group_rows - 1) / group_rows;
     float* c = turn.space.c;
     for (int block = take_block(turn, stage.index); block >= 0; block = take_block(turn, stage.index)) {
         const uint8_t* b = m.weights + block * bytes;
-        const int turn_step = block != last ? m.num_steps : (int)((bytes - AHEAD) / (2 * TILE_BYTES));
-        for (int row = 0; row < num_rows; row += 32) {
-            const int rows = num_rows - row < 32 ? num_rows - row : 32;
-            Product p{a.tiles + row * STEP_BYTES, a.step, b, 2 * TILE_BYTES, TILE_BYTES, m.num_steps, rows, c, BLOCK};
-            if (row == 0) {
-                p.ahead = b + AHEAD;
-                p.ahead_after = after - (int64_t)turn_step * 2 * TILE_BYTES;
-                p.turn = turn_step;
-            }
-            if (turn.w.model->is_int8) {
-                product_int8(p);
-                scale_sums(c, rows, m.scales + block * BLOCK, a.scales + row);
-            } else {
-                product_bf16(p);
-            }
+        const uint8_t* next_block = block != last ? b + bytes : after;
+        for (int group = 0; group < num_groups; group++) {
+            const int row = group * group_rows, rows = num_rows - row < group_rows ? num_rows - row : group_rows;
+            Product p{a.tiles + group * 2 * ROW_TILE * STEP_BYTES, a.step, b, 2 * TILE_BYTES, TILE_BYTES, m.num_steps,
+                      a.split ? 2 * rows : rows, c, BLOCK};
+            p.ahead_step = 2 * TILE_BYTES / num_groups / 64 * 64;
+            p.turn = num_groups == 1 ? m.num_steps - AHEAD_STEPS : 0;
+            p.ahead = b + AHEAD_STEPS * 2 * TILE_BYTES;
+            p.ahead_after = next_block + (group * m.num_steps - p.turn) * p.ahead_step;
+            multiply_block(turn, m, p, block, a, row);
             finish(block, row, rows, c);
         }
     }
@@ -254,11 +291,9 @@ void gate_block(const Turn& turn, int block, int first_row, int num_rows, const 
 
 Operand inner_rows(const Turn& turn) {
     const Work& w = turn.w;
-    const int num_rows = w.pass->num_rows, width = w.model->inner_padded;
-    if (!w.model->is_int8) return {w.inner, (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES, nullptr};
-    return prepare(turn, num_rows, width, [&](int row, float* y) {
-        __builtin_memcpy(y, (const float*)w.inner + (int64_t)row * width, width * sizeof(float));
-    });
+    const int num_rows = w.pass->num_rows;
+    if (w.model->is_int8) return prepare_split(turn, num_rows, w.model->inner_padded, (const float*)w.inner);
+    return {w.inner, (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES, nullptr};
 }
 
 void attend(const Turn& turn, int layer) {
@@ -314,9 +349,14 @@ void head_block(const Turn& turn, int block, int first_row, int num_rows, const 
         if (pass.logits) __builtin_memcpy(pass.logits + row * vocab_size + first, c, count * sizeof(float));
         if (!pass.argmax) continue;
         const F16 lowest = splat(-__builtin_inff());
-        const F16 low = select(lanes() < count, load(c), lowest), high = select(lanes() + LANES < count, load(c + LANES), lowest);
-        const float most = max_lanes(maximum(low, high));
-        if (!is_better(most, first, turn.space.best[row], turn.space.best_id[row])) continue;
+        F16 both = maximum(load(c), load(c + LANES));
+        if (count < BLOCK)
+            both = maximum(select(lanes() < count, load(c), lowest), select(lanes() + LANES < count, load(c + LANES), lowest));
+        // Equal logits in a later block matter only where blocks come out of order.
+        const float best = turn.space.best[row];
+        if (!any_above(both, best) && first > turn.space.best_id[row]) continue;
+        const float most = max_lanes(both);
+        if (!is_better(most, first, best, turn.space.best_id[row])) continue;
         int at = 0;
         while (c[at] != most) at++;
         turn.space.best[row] = most;

@@ -67,14 +67,24 @@ void Plan::add_tree(const OutriderSegment& segment) {
     }
 }
 
-// Threads take units as they come. With few of them (decoding of one sequence) every chunk is a unit of its own; with
-// many, a unit runs over all chunks and partial results need no memory. Both join chunks in the same order.
+namespace {
+
+// Threads take units as they come. A unit runs over all chunks of its rows, unless that would leave threads idle (few
+// rows, or few kv heads): then every chunk is a unit of its own, which costs memory for partial results. Either way chunks
+// are joined in the same order.
+bool is_worth_splitting(int num_units, int num_threads) {
+    const int turns = (num_units + num_threads - 1) / num_threads;
+    return num_units < 8 * num_threads && 5 * turns * num_threads > 6 * num_units;
+}
+
+}  // namespace
+
 void Plan::cut_units(const OutriderModel& model, int num_threads) {
     const int members = model.num_heads / model.num_kv_heads;
     int tiles = 0, most_chunks = 1;
     for (const RowPlace& place : places) most_chunks = std::max(most_chunks, place.last / CHUNK + 1);
     for (const Path& path : paths) tiles += (path.num_rows * members + ROW_TILE - 1) / ROW_TILE;
-    const bool split = most_chunks > 1 && tiles * model.num_kv_heads < 8 * num_threads;
+    const bool split = most_chunks > 1 && is_worth_splitting(tiles * model.num_kv_heads, num_threads);
     num_parts = split ? most_chunks : 1;
     for (const Path& path : paths)
         for (int first = 0; first < path.num_rows * members; first += ROW_TILE) {

@@ -20,8 +20,9 @@ struct Product {
     int num_rows;
     void* c;
     int64_t c_stride;
-    // What to fetch from memory meanwhile, 2 KiB a step: up to step `turn` from `ahead`, then from `ahead_after`.
+    // What to fetch from memory meanwhile, `ahead_step` bytes a step: before step `turn` at `ahead`, then `ahead_after`.
     const uint8_t* ahead = nullptr;
     const uint8_t* ahead_after = nullptr;
+    int64_t ahead_step = 0;
     int turn = 0;
 };

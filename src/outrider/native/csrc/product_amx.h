@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include "product.h"
+#include "vec.h"
 
 namespace {
 
@@ -22,16 +23,17 @@ void begin_thread() {
         config.bytes_per_row[i] = 64;
         config.rows[i] = 16;
     }
+    // GCC's intrinsic claims to read 8 bytes only, and the stores to the rest would be dropped.
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 // Live tiles would add 8 KiB to every switch of threads.
 void end_thread() { _tile_release(); }
 
-#define FETCH_AHEAD(p, s)                                                                     \
-    if ((p).ahead) {                                                                          \
-        const uint8_t* next = ((s) < (p).turn ? (p).ahead : (p).ahead_after) + (int64_t)(s) * 2048; \
-        for (int i = 0; i < 2048; i += 64) _mm_prefetch((const char*)next + i, _MM_HINT_T1);  \
-    }
+INLINE void fetch_ahead(const Product& p, int step) {
+    const char* next = (const char*)(step < p.turn ? p.ahead : p.ahead_after) + step * p.ahead_step;
+    for (int64_t i = 0; i < p.ahead_step; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
+}
 
 // The two instructions differ only in type; tile numbers must be literals.
 #define AMX_PRODUCT(NAME, MULTIPLY)                                       \
@@ -43,7 +45,7 @@ void end_thread() { _tile_release(); }
         _tile_zero(1);                                                    \
         if (!two) {                                                       \
             for (int s = 0; s < p.num_steps; s++, a += p.a_step, b += p.b_step) { \
-                FETCH_AHEAD(p, s)                                         \
+                fetch_ahead(p, s);                                       \
                 _tile_loadd(4, a, 64);                                    \
                 _tile_loadd(6, b, 64);                                    \
                 MULTIPLY(0, 4, 6);                                        \
@@ -54,7 +56,7 @@ void end_thread() { _tile_release(); }
             _tile_zero(2);                                                \
             _tile_zero(3);                                                \
             for (int s = 0; s < p.num_steps; s++, a += p.a_step, b += p.b_step) { \
-                FETCH_AHEAD(p, s)                                         \
+                fetch_ahead(p, s);                                       \
                 _tile_loadd(4, a, 64);                                    \
                 _tile_loadd(5, a + 1024, 64);                             \
                 _tile_loadd(6, b, 64);                                    \

@@ -11,9 +11,8 @@ void begin_thread() {}
 void end_thread() {}
 
 inline void fetch_ahead(const Product& p, int s) {
-    if (!p.ahead) return;
-    const char* next = (const char*)(s < p.turn ? p.ahead : p.ahead_after) + (int64_t)s * 2048;
-    for (int i = 0; i < 2048; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+    const char* next = (const char*)(s < p.turn ? p.ahead : p.ahead_after) + s * p.ahead_step;
+    for (int64_t i = 0; i < p.ahead_step; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
 }
 
 template <int ROWS>

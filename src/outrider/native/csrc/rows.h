@@ -25,31 +25,67 @@ void put_row_bf16(const float* y, int width, uint8_t* tiles, int64_t step) {
     }
 }
 
-// Symmetric int8; returns the scale, which depends on this row alone.
-float put_row_int8(const float* y, int width, uint8_t* tiles, int64_t step) {
+INLINE float largest_of(const float* y, int width) {
     F16 most{};
     for (int i = 0; i < width; i += LANES) most = maximum(most, absolute(load(y + i)));
-    float largest = max_lanes(most);
-    float scale = (largest > 1e-12f ? largest : 1e-12f) / 127.0f;
-    float inverse = 1.0f / scale;
+    const float largest = max_lanes(most);
+    return largest > 1e-30f ? largest : 1e-30f;
+}
+
+// Symmetric int8; returns the scale, which depends on this row alone.
+float put_row_int8(const float* y, int width, uint8_t* tiles, int64_t step) {
+    const float scale = largest_of(y, width) / 127.0f, inverse = 1.0f / scale;
     for (int i = 0; i < width; i += 64, tiles += step)
         for (int j = 0; j < 64; j += LANES) store_int8(tiles + j, load(y + i + j) * inverse);
     return scale;
 }
 
+// As two int8 rows, levels and what rounding left of them: y = (coarse + fine / FINE) * scale. For the gated product,
+// whose outliers cost too much accuracy in one.
+constexpr float FINE = 254.0f;
+float put_row_split(const float* y, int width, uint8_t* coarse, uint8_t* fine, int64_t step) {
+    const float scale = largest_of(y, width) / 127.0f, inverse = 1.0f / scale;
+    for (int i = 0; i < width; i += 64, coarse += step, fine += step)
+        for (int j = 0; j < 64; j += LANES) {
+            const F16 exact = load(y + i + j) * inverse;
+            const F16 rounded = (exact + 12582912.0f) - 12582912.0f;
+            store_int8(coarse + j, rounded);
+            store_int8(fine + j, (exact - rounded) * FINE);
+        }
+    return scale;
+}
+
+INLINE F16 load_sums(const float* from) {
+    I16 sums;
+    __builtin_memcpy(&sums, from, sizeof sums);
+    return __builtin_convertvector(sums, F16);
+}
+
 // Integer sums to float32, in place: sum * output scale * row scale.
-void scale_sums(void* c, int num_rows, const float* scales, const float* row_scales) {
+void scale_sums(float* c, int num_rows, const float* scales, const float* row_scales) {
     const F16 low = load(scales), high = load(scales + LANES);
-    for (int r = 0; r < num_rows; r++) {
-        float* row = (float*)c + r * BLOCK;
-        I16 sums[2];
-        __builtin_memcpy(sums, row, sizeof sums);
-        store(row, __builtin_convertvector(sums[0], F16) * low * row_scales[r]);
-        store(row + LANES, __builtin_convertvector(sums[1], F16) * high * row_scales[r]);
+    for (int r = 0; r < num_rows; r++, c += BLOCK) {
+        store(c, load_sums(c) * low * row_scales[r]);
+        store(c + LANES, load_sums(c + LANES) * high * row_scales[r]);
     }
 }
 
-INLINE F16 silu(F16 x) { return x / (1.0f + exponential(-x)); }
+// The same for split rows: coarse sums in the first `num_rows` rows of c, fine ones in the next.
+void scale_split_sums(float* c, int num_rows, const float* scales, const float* row_scales) {
+    const F16 low = load(scales), high = load(scales + LANES);
+    const float* fine = c + num_rows * BLOCK;
+    for (int r = 0; r < num_rows; r++, c += BLOCK, fine += BLOCK) {
+        store(c, multiply_add(load_sums(fine), splat(1.0f / FINE), load_sums(c)) * low * row_scales[r]);
+        store(c + LANES,
+              multiply_add(load_sums(fine + LANES), splat(1.0f / FINE), load_sums(c + LANES)) * high * row_scales[r]);
+    }
+}
+
+// x / (1 + e^-x); below -83 the result is 0 to within 1e-34, and the power would overflow.
+INLINE F16 silu(F16 x) {
+    x = maximum(x, splat(-83.0f));
+    return x * reciprocal(1.0f + power_of_two(x * -LOG2_E));
+}
 
 // Rotates 16 pairs (dimension p, dimension p + half) and returns them as bfloat16 pairs.
 INLINE U16 rotated_pairs(const float* low_high, const float* cosines, const float* sines) {
@@ -57,41 +93,40 @@ INLINE U16 rotated_pairs(const float* low_high, const float* cosines, const floa
     return bf16_pairs(multiply_add(-high, s, low * c), multiply_add(low, s, high * c));
 }
 
-// Softmax weights of one row over one chunk, before division by their sum.
-//
-// scores: `num_keys` values (a multiple of 32) of which the first `visible` count. Weights go to `tiles` as bfloat16,
-// a step every KiB. Returns maximum and sum; hidden keys weigh exactly 0.
+// What softmax knows of a row's scores in one chunk: the largest, in powers of two (that is, times log2(e) and the score
+// scale), and the sum of the weights relative to it.
 struct Extent {
     float maximum, sum;
 };
+
+// Softmax weights of one row over one chunk, before division by their sum: 2^(score * scale - maximum).
+//
+// scores: `num_keys` values (a multiple of 32) of which the first `visible` count, at least one; hidden keys weigh
+// exactly 0. Weights go to `tiles` as bfloat16, a step every KiB. `scale` includes log2(e).
 Extent soften_row(const float* scores, float scale, int num_keys, int visible, uint8_t* tiles) {
     const float lowest = -__builtin_inff();
-    if (visible <= 0) {
-        for (int k = 0; k < num_keys; k += KEY_BLOCK, tiles += TILE_BYTES) __builtin_memset(tiles, 0, STEP_BYTES);
-        return {lowest, 0.0f};
-    }
     if (visible > num_keys) visible = num_keys;
+    const int whole = visible / LANES * LANES;
     F16 most = splat(lowest);
-    for (int k = 0; k < visible; k += LANES)
-        most = maximum(most, select(lanes() + k < visible, load(scores + k) * scale, splat(lowest)));
-    const float top = max_lanes(most);
+    for (int k = 0; k < whole; k += LANES) most = maximum(most, load(scores + k));
+    if (whole < visible) most = maximum(most, select(lanes() + whole < visible, load(scores + whole), splat(lowest)));
+    const float top = max_lanes(most) * scale;
     F16 sums{};
-    for (int k = 0; k < num_keys; k += KEY_BLOCK, tiles += TILE_BYTES)
-        for (int half = 0; half < 2; half++) {
-            const int at = k + half * LANES;
-            F16 weight = exponential(load(scores + at) * scale - top);
-            weight = select(lanes() + at < visible, weight, F16{});
-            sums += weight;
-            store_bf16(tiles + half * 32, weight);
-        }
+    for (int k = 0; k < num_keys; k += LANES) {
+        F16 weight{};
+        if (k < visible) weight = power_of_two(multiply_add(load(scores + k), splat(scale), splat(-top)));
+        if (k + LANES > visible) weight = select(lanes() + k < visible, weight, F16{});
+        sums += weight;
+        store_bf16(tiles + k / KEY_BLOCK * TILE_BYTES + k % KEY_BLOCK * 2, weight);
+    }
     return {top, sum_lanes(sums)};
 }
 
-// state <- state with one more chunk, in the order of the chunks. A state is [width] mixed values, maximum, sum.
+// state <- state with one more chunk, in the order of the chunks. A state is [width] mixed values, maximum, sum; a sum of
+// 0 means that it is empty (else it is at least 1).
 void merge_chunk(float* state, const float* mixed, Extent extent, int width) {
     float& top = state[width];
     float& sum = state[width + 1];
-    if (extent.maximum == -__builtin_inff()) return;
     if (sum == 0.0f) {
         for (int i = 0; i < width; i += LANES) store(state + i, load(mixed + i));
         top = extent.maximum;
@@ -99,9 +134,10 @@ void merge_chunk(float* state, const float* mixed, Extent extent, int width) {
         return;
     }
     const float next = extent.maximum > top ? extent.maximum : top;
-    F16 factors = exponential(F16{top - next, extent.maximum - next});
+    const F16 factors = power_of_two(F16{top - next, extent.maximum - next});
     const float old_factor = factors[0], new_factor = factors[1];
-    for (int i = 0; i < width; i += LANES) store(state + i, multiply_add(load(mixed + i), splat(new_factor), load(state + i) * old_factor));
+    for (int i = 0; i < width; i += LANES)
+        store(state + i, multiply_add(load(mixed + i), splat(new_factor), load(state + i) * old_factor));
     top = next;
     sum = sum * old_factor + extent.sum * new_factor;
 }

@@ -38,9 +38,14 @@ OUTRIDER_EXPORT int32_t outrider_test_quantise(const char* kernels, const float*
     return with_kernels(kernels, [&](const Kernels& k) { *scale = k.put_row_int8(x, width, levels, STEP_BYTES); });
 }
 
+OUTRIDER_EXPORT int32_t outrider_test_split(const char* kernels, const float* x, int32_t width, uint8_t* coarse, uint8_t* fine,
+                                            float* scale) {
+    return with_kernels(kernels, [&](const Kernels& k) { *scale = k.put_row_split(x, width, coarse, fine, STEP_BYTES); });
+}
+
 // `count` is a multiple of 16.
-OUTRIDER_EXPORT int32_t outrider_test_exponential(const char* kernels, const float* x, float* y, int32_t count) {
-    return with_kernels(kernels, [&](const Kernels& k) { k.exponential(x, y, count); });
+OUTRIDER_EXPORT int32_t outrider_test_power(const char* kernels, const float* x, float* y, int32_t count) {
+    return with_kernels(kernels, [&](const Kernels& k) { k.power_of_two(x, y, count); });
 }
 
 OUTRIDER_EXPORT int32_t outrider_test_silu(const char* kernels, const float* x, float* y, int32_t count) {

@@ -39,7 +39,13 @@ INLINE F16 maximum(F16 a, F16 b) {
     return a > b ? a : b;
 #endif
 }
-INLINE F16 minimum(F16 a, F16 b) { return -maximum(-a, -b); }
+INLINE F16 minimum(F16 a, F16 b) {
+#if defined(__AVX512F__)
+    return (F16)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 // a * b + c, in one rounding where the instruction set has it: always or never on one path.
 INLINE F16 multiply_add(F16 a, F16 b, F16 c) {
 #if defined(__AVX512F__)
@@ -66,6 +72,24 @@ INLINE float max_lanes(F16 v) {
     for (int width = 8; width > 0; width /= 2)
         for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
     return t[0];
+#endif
+}
+
+// 1 / a to about 1 ulp, for a of ordinary size. A division takes as long as a dozen other instructions.
+INLINE F16 reciprocal(F16 a) {
+#if defined(__AVX512F__)
+    const F16 near = (F16)_mm512_rcp14_ps((__m512)a);
+    return multiply_add(near, multiply_add(-a, near, splat(1.0f)), near);
+#else
+    return 1.0f / a;
+#endif
+}
+// True if any lane of a is greater than b.
+INLINE bool any_above(F16 a, float b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a, _mm512_set1_ps(b), _CMP_GT_OQ) != 0;
+#else
+    return max_lanes(a) > b;
 #endif
 }
 
@@ -103,24 +127,32 @@ INLINE void store_int8(void* to, F16 v) {
     __builtin_memcpy(to, &bytes, sizeof bytes);
 }
 
-// e^x to about 2 ulp; exactly 1 at 0; exactly 0 below -87 (so also at -infinity); at most e^88.
-INLINE F16 exponential(F16 x) {
-    const F16 low = splat(-87.0f);
-    const I16 vanishes = x < low;
-    x = minimum(maximum(x, low), splat(88.0f));
-    const F16 shifted = multiply_add(x, splat(1.44269504088896341f), splat(12582912.0f));
-    const I16 power = (I16)shifted << 23;
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// 2^x to about 2 ulp for x <= 126; exactly 1 at 0; exactly 0 below -150.
+//
+// 2^x = 2^whole * 2^r with |r| <= 1/2; the polynomial is a minimax fit of 2^r with constant term 1 (error 1e-7).
+INLINE F16 power_of_two(F16 x) {
+#if defined(__AVX512F__)
+    const F16 whole = (F16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    x = maximum(x, splat(-200.0f));
+    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+    const F16 shifted = x + 12582912.0f;
     const F16 whole = shifted - 12582912.0f;
-    F16 r = multiply_add(whole, splat(-0.693359375f), x);
-    r = multiply_add(whole, splat(2.12194440e-4f), r);
-    F16 y = splat(1.9875691500e-4f);
-    y = multiply_add(y, r, splat(1.3981999507e-3f));
-    y = multiply_add(y, r, splat(8.3334519073e-3f));
-    y = multiply_add(y, r, splat(4.1665795894e-2f));
-    y = multiply_add(y, r, splat(1.6666665459e-1f));
-    y = multiply_add(y, r, splat(5.0000001201e-1f));
-    y = multiply_add(y, r * r, r) + 1.0f;
-    return select(vanishes, F16{}, (F16)((I16)y + power));
+#endif
+    const F16 r = x - whole;
+    F16 y = multiply_add(splat(0.00132647273f), r, splat(0.00967151299f));
+    y = multiply_add(y, r, splat(0.0555073358f));
+    y = multiply_add(y, r, splat(0.240222424f));
+    y = multiply_add(y, r, splat(0.693147004f));
+    y = multiply_add(y, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (F16)_mm512_scalef_ps((__m512)y, (__m512)whole);
+#else
+    const I16 power = (I16)shifted - 0x4b400000;
+    return select(power < -126, F16{}, (F16)((I16)y + (power << 23)));
+#endif
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ struct Space {
     float* scores;
     uint8_t* weights;
     float* mixed;
-    float* state;
+    float* state;     // one query's joined result
     uint8_t* tail;  // keys and values of one chunk, gathered along a path
     float* best;    // [rows] largest logit so far, and its id
     int64_t* best_id;
@@ -101,6 +101,11 @@ struct Work {
 constexpr int PART_EXTRA = 16;
 
 static inline int padded_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Operand rows that `num_rows` split rows take, padded.
+static inline int split_rows(int num_rows) {
+    return num_rows <= ROW_TILE / 2 ? ROW_TILE : padded_to(num_rows, ROW_TILE) * 2;
+}
 
 // First item of a thread's share.
 static inline int share_of(int count, int thread, int num_threads) { return (int)((int64_t)count * thread / num_threads); }
