@@ -9,16 +9,10 @@ from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
 
-__all__ = ["MUTANTS"]
+__all__ = ["GROUPS", "MUTANTS"]
 
-MUTANTS: tuple[Mutant, ...] = (
-    *VERIFIERS,
-    *NOISE,
-    *SAMPLERS,
-    *CACHES,
-    *MODELS,
-    *STOPS,
-    *COUNTS,
-    *PLANNERS,
-    *DRAFTERS,
-)
+GROUPS: dict[str, tuple[Mutant, ...]] = {
+    "laws": (*VERIFIERS, *NOISE, *SAMPLERS),
+    "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
+}
+MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

@@ -9,17 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS
+from tests.mutants.catalogue import GROUPS, MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.runner import copy_package, plant, run_tests
-
-
-def nodes_by_file() -> dict[str, list[str]]:
-    """Every test that the catalogue names, by its file."""
-    nodes: dict[str, list[str]] = {}
-    for node in dict.fromkeys(node for mutant in MUTANTS for node in mutant.tests):
-        nodes.setdefault(node.partition("::")[0], []).append(node)
-    return nodes
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -30,9 +22,10 @@ def test_the_suite_rejects(mutant: Mutant, tmp_path: Path) -> None:
     assert outcome.is_rejection, f"{mutant.name} ended with {outcome.code}; {mutant.why}\n{outcome.output}"
 
 
-@pytest.mark.parametrize("file", nodes_by_file())
-def test_the_same_tests_pass_without_a_fault(file: str, tmp_path: Path) -> None:
-    outcome = run_tests(copy_package(tmp_path), nodes_by_file()[file], tmp_path)
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_same_tests_pass_without_a_fault(group: str, tmp_path: Path) -> None:
+    tests = dict.fromkeys(test for mutant in GROUPS[group] for test in mutant.tests)
+    outcome = run_tests(copy_package(tmp_path), list(tests), tmp_path)
     assert outcome.all_passed, outcome.output
 
 
