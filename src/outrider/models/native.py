@@ -23,7 +23,7 @@ from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
 from outrider.models.llama_weights import RandomWeights, WeightSource
 from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
-from outrider.native.library import Context, CPass, CSegment, open_context, requested_kernels
+from outrider.native.library import PHASES, Context, CPass, CSegment, open_context, requested_kernels
 
 if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
@@ -129,6 +129,22 @@ class NativeTarget:
         tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
         self._run(CPass(argmax=tokens_R.data_ptr()), rows, cache)
         return tokens_R
+
+    @torch.inference_mode()
+    def profile(self, rows: PackedRows, cache: Cache) -> dict[str, float]:
+        """As :meth:`forward_greedy`, but returns the milliseconds of each part, waits for slower threads included."""
+        tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
+        phases = torch.zeros(len(PHASES), dtype=torch.int64)
+        self._run(CPass(argmax=tokens_R.data_ptr(), phase_ns=phases.data_ptr()), rows, cache)
+        return dict(zip(PHASES, (phases / 1e6).tolist(), strict=True))
+
+    def stream_weights(self) -> int:
+        """Read all matrices once with the pass's own threads, and return their sum: what no pass can be faster than."""
+        return self._context.stream(self._weights.address(), self.num_weight_bytes())
+
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of matrices that each part of :meth:`profile` streams."""
+        return {**self._weights.part_bytes(), "attention": 0}
 
     def _run(self, call: CPass, rows: PackedRows, cache: Cache) -> None:
         """Fill in the rest of the call, run it, and count the rows as cached."""

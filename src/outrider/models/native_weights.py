@@ -82,10 +82,19 @@ class NativeWeights:
         """The first layers with the same embedding, final norm and LM head; nothing is copied."""
         return replace(self, layers=self.layers[:num_layers])
 
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of all layers' matrices by kind, and of the LM head."""
+        kinds = ("qkv", "out", "gate_up", "down")
+        sums = {kind: sum(getattr(layer, kind).num_bytes() for layer in self.layers) for kind in kinds}
+        return {**sums, "head": self.head.num_bytes()}
+
     def num_bytes(self) -> int:
         """Bytes of all matrices and the LM head."""
-        parts = (part for w in self.layers for part in (w.qkv, w.out, w.gate_up, w.down))
-        return sum(part.num_bytes() for part in parts) + self.head.num_bytes()
+        return sum(self.part_bytes().values())
+
+    def address(self) -> int:
+        """Where the first matrix lies; the others follow it in the order of a pass."""
+        return self.layers[0].qkv.weights.data_ptr()
 
     def describe(self, config: LlamaConfig, cosines: Tensor, sines: Tensor) -> CModel:
         """For the library."""
