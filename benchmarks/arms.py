@@ -19,9 +19,9 @@ from outrider.device import resolve_placement
 from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
+from outrider.models.base import LoadedTarget
 from outrider.models.checkpoint import Checkpoint
-from outrider.models.llama import LlamaTarget
-from outrider.models.load import load_checkpoint
+from outrider.models.load import build_target, load_checkpoint
 from outrider.sampling.params import SamplingParams
 
 __all__ = ["MODEL", "Bench", "Comparison", "Run", "Settings", "TransformersArm", "progress_bar", "run_engine"]
@@ -35,6 +35,7 @@ class Settings:
 
     Attributes:
         model: alias, folder or hub id of the target.
+        backend: who runs its passes: auto, native or pytorch.
         tokens: new tokens a request.
         num_draft_tokens: most draft tokens a step.
         traffic: folder of normalised prompt files, ``None`` to fetch.
@@ -45,6 +46,7 @@ class Settings:
     """
 
     model: str = MODEL
+    backend: str = "auto"
     tokens: int = 256
     num_draft_tokens: int = 8
     traffic: Path | None = None
@@ -55,7 +57,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; the path of the traffic folder says nothing and is left out (its content is pinned)."""
-        names = ("model", "tokens", "num_draft_tokens", "full", "pairs", "limit", "seed")
+        names = ("model", "backend", "tokens", "num_draft_tokens", "full", "pairs", "limit", "seed")
         return {name: getattr(self, name) for name in names}
 
 
@@ -91,18 +93,23 @@ class Bench:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._targets: dict[str, LlamaTarget] = {}
+        self._targets: dict[str, LoadedTarget] = {}
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The target's checkpoint; tools are rendered into the system message, as this model's template ignores them."""
         return load_checkpoint(self.settings.model, tool_rendering="system")
 
-    def target(self, precision: str, device: str = "cpu") -> LlamaTarget:
+    def target(self, precision: str, device: str = "cpu") -> LoadedTarget:
         """The target in a precision; kept for later sections."""
         if precision not in self._targets:
-            self._targets[precision] = LlamaTarget(self.checkpoint, resolve_placement(precision, device))
+            placement = resolve_placement(precision, device)
+            self._targets[precision] = build_target(self.checkpoint, placement, backend=self._backend(precision))
         return self._targets[precision]
+
+    def _backend(self, precision: str) -> str:
+        """float32 always runs in PyTorch."""
+        return "pytorch" if precision == "float32" else self.settings.backend
 
     def prompts(self, group: str, *, full: bool = False) -> list[tuple[PromptRow, list[int]]]:
         """Rows of a group (the subset unless ``full``) with their token ids, cut to ``limit``."""

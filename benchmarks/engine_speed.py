@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     settings = Settings(
         model=args.model,
+        backend=args.backend,
         tokens=args.tokens,
         num_draft_tokens=args.num_draft_tokens,
         traffic=args.traffic,
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
     )
     parser.add_argument("--model", default=MODEL, help="alias, folder or hub id of the target")
+    parser.add_argument("--backend", choices=("auto", "native", "pytorch"), default="auto", help="who runs the passes")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens a request")
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="most draft tokens a step")
     parser.add_argument("--full", action="store_true", help="all 480 Spec-Bench prompts instead of the subset of 30")

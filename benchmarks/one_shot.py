@@ -13,6 +13,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.one_shot", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--tokens", type=int, default=256)
     args = parser.parse_args()
     prompt = json.load(sys.stdin)
@@ -24,7 +25,7 @@ def main() -> int:
     from outrider.sampling.params import SamplingParams
 
     imported_peak = peak_rss_bytes()
-    target = load_target(args.model, dtype=args.dtype, device="cpu")
+    target = load_target(args.model, dtype=args.dtype, device="cpu", backend=args.backend)
     loaded_at, loaded_peak = time.time(), peak_rss_bytes()
     engine = Engine(target, config=EngineConfig(num_cached_prefixes=0))
     first_token_at = 0.0

@@ -29,8 +29,7 @@ from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
-from outrider.models.base import ForwardResult, PackedRows
-from outrider.models.llama import LlamaTarget
+from outrider.models.base import ForwardResult, LoadedTarget, PackedRows
 
 PARTS = ("matrices", "attention", "small operations", "Python of the forward", "drafter", "sampling", "engine")
 MATRIX_WORDS = ("linear", "addmm", "aten::mm", "bmm", "matmul", "_int_mm", "pack_mm", "baddbmm", "scaled_mm")
@@ -41,7 +40,7 @@ PROFILED_PASSES = 8
 class WatchedTarget:
     """A target that notes how long each forward took, and can profile it. Everything else is the target's own."""
 
-    def __init__(self, target: LlamaTarget) -> None:
+    def __init__(self, target: LoadedTarget) -> None:
         self._target = target
         self.forward_ms: list[float] = []
         self.profiled_ms: list[float] = []
@@ -176,7 +175,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     tokens = args.steps + PROFILED_PASSES + 8
-    bench = Bench(Settings(model=args.model, tokens=tokens * (1 + args.num_draft_tokens), traffic=args.traffic))
+    bench = Bench(
+        Settings(model=args.model, backend="pytorch", tokens=tokens * (1 + args.num_draft_tokens), traffic=args.traffic)
+    )
     try:
         profiles = [
             profile_batch(bench, args.dtype, drafter, batch, args.steps)

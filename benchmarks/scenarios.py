@@ -30,7 +30,7 @@ from outrider import Engine, EngineConfig, GenerationResult, SamplingParams, loa
 from outrider.audit.identity import audit_identity
 from outrider.errors import PromptError
 from outrider.metrics import SpeculationStats
-from outrider.models.llama import LlamaTarget
+from outrider.models.base import LoadedTarget
 
 __all__ = ["DRAFTERS", "SCENARIOS", "Setup"]
 
@@ -54,7 +54,7 @@ class Setup:
         wrong_temperature: of S2's control that must be told from 1.3; few calls can only see a large error.
     """
 
-    target: LlamaTarget
+    target: LoadedTarget
     drafters: Sequence[str] = DRAFTERS
     prompts_per_category: int = 10
     max_tokens: int = 96
@@ -347,7 +347,7 @@ def _outcome(engine: Engine, prompt: Any, params: SamplingParams) -> tuple[int, 
         return str(error)
 
 
-def _maker(name: str, target: LlamaTarget) -> Callable[[], Any]:
+def _maker(name: str, target: LoadedTarget) -> Callable[[], Any]:
     return lambda: make_drafter(name, target)
 
 

@@ -302,6 +302,7 @@ def section_start(bench: Bench) -> Section:
 
 def _one_shot(bench: Bench, ids: Sequence[int], precision: str) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.one_shot", "--model", bench.settings.model, "--dtype", precision]
+    command += ["--backend", "pytorch" if precision == "float32" else bench.settings.backend]
     started_at = time.time()
     done = subprocess.run(
         [*command, "--tokens", str(bench.settings.tokens)],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outrider.audit.identity import IdentityReport
     from outrider.audit.law import LawReport
     from outrider.drafters.base import Drafter
-    from outrider.models.llama import LlamaTarget
+    from outrider.models.base import LoadedTarget
     from outrider.sampling.params import SamplingParams
 
 __all__ = ["app", "identity", "law"]
@@ -106,6 +106,7 @@ def identity(
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    backend: options.Backend = None,
     threads: options.Threads = None,
     batch_size: options.BatchSize = 8,
 ) -> None:
@@ -166,7 +167,7 @@ def _read(file: Path, limit: int | None) -> Inputs:
     return replace(inputs, rows=inputs.rows[:limit])
 
 
-def _prompts(model: LlamaTarget, inputs: Inputs | None) -> dict[str, list[int]]:
+def _prompts(model: LoadedTarget, inputs: Inputs | None) -> dict[str, list[int]]:
     """Token ids by name: the file's rows, or the bundled prompts."""
     from outrider.measure.workloads import BUNDLED
 
@@ -177,7 +178,7 @@ def _prompts(model: LlamaTarget, inputs: Inputs | None) -> dict[str, list[int]]:
     return {row.id: _token_ids(row, model) for row in inputs.rows}
 
 
-def _token_ids(row: Row, model: LlamaTarget) -> list[int]:
+def _token_ids(row: Row, model: LoadedTarget) -> list[int]:
     from outrider.engine.request import build_request
     from outrider.sampling.params import SamplingParams
 
@@ -190,7 +191,7 @@ def _token_ids(row: Row, model: LlamaTarget) -> list[int]:
 
 
 def _audit(
-    model: LlamaTarget,
+    model: LoadedTarget,
     prompts: Mapping[str, Sequence[int]],
     drafters: Sequence[str],
     ks: Sequence[int],

@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.measure.paired import PairedReport, PromptPair
-    from outrider.models.llama import LlamaTarget
+    from outrider.models.base import LoadedTarget
 
 __all__ = ["demo"]
 
@@ -34,6 +34,7 @@ def demo(
     num_draft_tokens: options.NumDraftTokens = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    backend: options.Backend = None,
     threads: options.Threads = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -69,7 +70,7 @@ def demo(
 
 
 def _compare(
-    model: LlamaTarget, settings: Settings, quick: bool, max_tokens: int | None, say: Callable[[str], None]
+    model: LoadedTarget, settings: Settings, quick: bool, max_tokens: int | None, say: Callable[[str], None]
 ) -> PairedReport:
     from dataclasses import replace
 
@@ -94,7 +95,7 @@ def _compare(
     )
 
 
-def _print_report(report: PairedReport, model: LlamaTarget) -> None:
+def _print_report(report: PairedReport, model: LoadedTarget) -> None:
     console = render.stdout()
     reason, note = model.placement.reason, model.checkpoint_note
     used = report.settings

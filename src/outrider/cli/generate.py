@@ -84,6 +84,7 @@ def generate(
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    backend: options.Backend = None,
     threads: options.Threads = None,
     revision: options.Revision = None,
     offline: options.Offline = None,

@@ -57,6 +57,14 @@ Threads = Annotated[
 Revision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a hub id.", show_default=False, rich_help_panel=MODEL)
 ]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, native (C++ kernels for few rows; bfloat16 and int8 on a CPU) or pytorch.",
+        show_default="auto",
+        rich_help_panel=MODEL,
+    ),
+]
 Offline = Annotated[
     bool | None,
     typer.Option(
@@ -214,7 +222,18 @@ Verbose = Annotated[
     typer.Option("--verbose", "-v", help="Say on standard error what every setting came to.", rich_help_panel=OUTPUT),
 ]
 
-_RUN_KEYS = ("target", "draft", "dtype", "device", "threads", "revision", "offline", "chat", "tool_rendering")
+_RUN_KEYS = (
+    "target",
+    "draft",
+    "dtype",
+    "device",
+    "backend",
+    "threads",
+    "revision",
+    "offline",
+    "chat",
+    "tool_rendering",
+)
 # Flag (and key of the file) on the left, field of the engine's configuration on the right.
 _ENGINE_KEYS = {f.name: f.name for f in fields(EngineConfig) if f.name != "max_batch_size"} | {
     "batch_size": "max_batch_size"
@@ -226,6 +245,7 @@ _TYPES: dict[str, type] = {
     "draft": str,
     "dtype": str,
     "device": str,
+    "backend": str,
     "threads": int,
     "revision": str,
     "offline": bool,
@@ -242,6 +262,7 @@ class Settings:
     draft: str = "suffix"
     dtype: str = "auto"
     device: str = "auto"
+    backend: str = "auto"
     threads: int | None = None
     revision: str | None = None
     offline: bool = False

@@ -13,8 +13,8 @@ from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
+    from outrider.models.base import LoadedTarget
     from outrider.models.chat import ToolRendering
-    from outrider.models.llama import LlamaTarget
     from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["Session", "load_model", "open_session", "prompt_of", "row_params"]
@@ -25,7 +25,7 @@ class Session:
     """A loaded target and the engine around it."""
 
     settings: Settings
-    target: LlamaTarget
+    target: LoadedTarget
     engine: Engine
 
     def describe(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Session:
         return described
 
 
-def load_model(settings: Settings) -> LlamaTarget:
+def load_model(settings: Settings) -> LoadedTarget:
     """Load the target alone; a first fetch is announced on standard error."""
     from outrider.device import set_num_threads
     from outrider.models.load import load_target
@@ -49,6 +49,7 @@ def load_model(settings: Settings) -> LlamaTarget:
         settings.target,
         dtype=settings.dtype,
         device=settings.device,
+        backend=settings.backend,
         revision=settings.revision,
         offline=settings.offline,
         tool_rendering=_tool_rendering(settings.tool_rendering),

@@ -32,6 +32,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.tree import TreeShape
 from outrider.drafters.vocab import check_vocabulary
 from outrider.errors import ConfigError, ModelNotFound, nearest
+from outrider.models.base import LoadedTarget
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_target
@@ -50,7 +51,7 @@ T = TypeVar("T", int, float)
 
 
 def make_drafter(
-    spec: str, target: LlamaTarget, *, dtype: str = "auto", tree: TreeShape | None = None, offline: bool = False
+    spec: str, target: LoadedTarget, *, dtype: str = "auto", tree: TreeShape | None = None, offline: bool = False
 ) -> Drafter | None:
     """Build a drafter.
 
@@ -125,7 +126,7 @@ def _make_ngram(spec: str, options: Mapping[str, str]) -> NGramDrafter:
     )
 
 
-def _make_suffix(spec: str, options: Mapping[str, str], target: LlamaTarget) -> SuffixDrafter:
+def _make_suffix(spec: str, options: Mapping[str, str], target: LoadedTarget) -> SuffixDrafter:
     _refuse_unknown(spec, options, _SUFFIX_OPTIONS)
     drafter = SuffixDrafter(
         rule=options.get("rule", "tree"),
@@ -149,7 +150,7 @@ def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -
     return replace(shape, **{name: _number(spec, options, name, int, getattr(shape, name)) for name in options})
 
 
-def _draft_model(name: str, target: LlamaTarget, *, dtype: str, offline: bool) -> LlamaTarget:
+def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) -> LoadedTarget:
     if name == "self":
         return target.requantized(_precision(dtype, "int8"))
     if name == "random":
@@ -162,7 +163,7 @@ def _draft_model(name: str, target: LlamaTarget, *, dtype: str, offline: bool) -
     return model
 
 
-def _slice(name: str, layers: str, target: LlamaTarget, dtype: str) -> LlamaTarget:
+def _slice(name: str, layers: str, target: LoadedTarget, dtype: str) -> LoadedTarget:
     if not layers.isdecimal():
         raise ConfigError(f"drafter {name!r} does not say how many layers; give for example slice:8")
     precision = _precision(dtype, target.placement.precision)
@@ -182,7 +183,7 @@ def _precision(dtype: str, default: Precision) -> Precision:
     )
 
 
-def _random_model(target: LlamaTarget) -> LlamaTarget:
+def _random_model(target: LoadedTarget) -> LoadedTarget:
     config = LlamaConfig(
         vocab_size=target.spec.vocab_size,
         hidden_size=_RANDOM_WIDTH,
@@ -199,7 +200,7 @@ def _random_model(target: LlamaTarget) -> LlamaTarget:
     return LlamaTarget.random(config, Placement(device=target.spec.device, precision="float32"), seed=0)
 
 
-def _load(name: str, target: LlamaTarget, *, dtype: str, offline: bool) -> LlamaTarget:
+def _load(name: str, target: LoadedTarget, *, dtype: str, offline: bool) -> LoadedTarget:
     precision = _precision(dtype, target.placement.precision)
     try:
         return load_target(name, dtype=precision, device=str(target.spec.device), offline=offline)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.cache.base import Cache
+from outrider.device import Placement, Precision
 
-__all__ = ["ForwardResult", "PackedRows", "Segment", "Target", "TargetSpec"]
+if TYPE_CHECKING:
+    from outrider.models.tokenizer import Tokenizer
+
+__all__ = ["ForwardResult", "LoadedTarget", "PackedRows", "Segment", "Target", "TargetSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,4 +146,20 @@ class Target(Protocol):
 
     def num_weight_bytes(self) -> int:
         """Bytes that one pass streams: all matrices and the LM head once."""
+        ...
+
+
+class LoadedTarget(Target, Protocol):
+    """A target that was read from a checkpoint: it has a tokenizer, and can be copied in part or in another precision."""
+
+    placement: Placement
+    checkpoint_note: str
+    tokenizer: Tokenizer | None
+
+    def slice_layers(self, num_layers: int) -> LoadedTarget:
+        """The first layers with the final norm and LM head, sharing this target's weights."""
+        ...
+
+    def requantized(self, precision: Precision) -> LoadedTarget:
+        """The same checkpoint on the same device in another precision."""
         ...

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from outrider.device import resolve_placement
-from outrider.errors import ModelNotFound, WeightsError, nearest
+from outrider.device import Placement, resolve_placement
+from outrider.errors import ConfigError, ModelNotFound, WeightsError, nearest
+from outrider.models.base import LoadedTarget
 from outrider.models.chat import ToolRendering
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.fetch import MODELS, Progress, fetch
 
-if TYPE_CHECKING:
-    from outrider.models.llama import LlamaTarget
+__all__ = ["BACKENDS", "build_target", "load_checkpoint", "load_target"]
 
-__all__ = ["load_checkpoint", "load_target"]
+BACKENDS = ("auto", "native", "pytorch")
+"""Implementations of the pass: C++ kernels for few rows on a CPU, or PyTorch on any device."""
+
+logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -70,26 +73,29 @@ def load_target(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    backend: str = "auto",
     revision: str | None = None,
     token: str | None = None,
     offline: bool = False,
     tool_rendering: ToolRendering = "template",
     progress: Progress | None = None,
-) -> LlamaTarget:
+) -> LoadedTarget:
     """Load a model that can be decoded with.
 
     Args:
         name_or_path, revision, token, offline, tool_rendering, progress: as in :func:`load_checkpoint`.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8``.
         device: ``auto``, ``cpu`` or a torch device string.
+        backend: ``auto`` (native where it runs: bfloat16 and int8 on a CPU, else PyTorch), ``native`` or ``pytorch``.
+            ``spec.path`` of the result says which one runs.
 
     Raises:
-        ConfigError: an unknown precision or device.
+        ConfigError: an unknown precision, device or backend, or a native backend that cannot run here.
         ModelError: as :func:`load_checkpoint`, or a tensor that cannot be read.
     """
     placement = resolve_placement(dtype, device)
-    from outrider.models.llama import LlamaTarget
-
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend {backend!r} is unknown; allowed: {', '.join(BACKENDS)}{nearest(backend, BACKENDS)}")
     checkpoint = load_checkpoint(
         name_or_path,
         revision=revision,
@@ -98,7 +104,31 @@ def load_target(
         tool_rendering=tool_rendering,
         progress=progress,
     )
-    return LlamaTarget(checkpoint, placement)
+    return build_target(checkpoint, placement, backend=backend)
+
+
+def build_target(checkpoint: Checkpoint, placement: Placement, *, backend: str = "auto") -> LoadedTarget:
+    """Read a checkpoint's weights into an implementation of the pass.
+
+    Raises:
+        ConfigError: ``native`` was asked for and cannot run here; the text says why.
+        ModelError: a tensor that cannot be read.
+    """
+    from outrider.models.llama import LlamaTarget
+
+    is_served = placement.device.type == "cpu" and placement.precision != "float32"
+    if backend == "pytorch" or (backend == "auto" and not is_served):
+        return LlamaTarget(checkpoint, placement)
+    from outrider.models.native import NativeTarget
+    from outrider.native.library import Unavailable
+
+    try:
+        return NativeTarget(checkpoint, placement)
+    except Unavailable as error:
+        if backend == "native":
+            raise ConfigError(f"backend native cannot run here: {error}; give auto or pytorch") from None
+        logger.warning("the native pass cannot run here (%s); PyTorch runs instead", error)
+        return LlamaTarget(checkpoint, placement)
 
 
 def _expanded(name: str) -> Path:
