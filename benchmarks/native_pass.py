@@ -143,10 +143,11 @@ def print_tables(result: dict[str, Any], row_counts: Sequence[int]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for count in row_counts:
         native, greedy = times[f"native {count}"], times[f"greedy {count}"]["median"]
-        other = times.get(f"pytorch {count}", {}).get("median", float("nan"))
+        other = times.get(f"pytorch {count}", {}).get("median")
+        compared = "- | -" if other is None else f"{other:.2f} | {other / native['median']:.2f}x"
         print(
             f"| {count} | {native['median']:.2f} | {native['low']:.2f} | {native['median'] / stream:.2f} "
-            f"| {native['median'] / one:.2f} | {greedy:.2f} | {other:.2f} | {other / native['median']:.2f}x |"
+            f"| {native['median'] / one:.2f} | {greedy:.2f} | {compared} |"
         )
     for count in (count for count in row_counts if count in (1, 8, 64)):
         print(f"\n| part at {count} rows | MB | ms | GB/s |\n|---|---|---|---|")

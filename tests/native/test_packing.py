@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,14 @@ def test_quantise_is_within_half_a_level_and_keeps_zeros() -> None:
 
 def test_arena_places_tensors_apart_and_aligned() -> None:
     arena = Arena(300)
-    first, second = arena.place(torch.full((3,), 5.0)), arena.place(torch.arange(100, dtype=torch.int8))
-    assert first.data_ptr() % 64 == 0 and second.data_ptr() % 64 == 0
-    assert first.tolist() == [5, 5, 5] and second.tolist() == list(range(100))
+    first, second = arena.reserve((3,), torch.float32), arena.reserve((2, 50), torch.int8)
+    first.fill_(5)
+    second.fill_(7)
+    assert first.data_ptr() % 64 == 0 and second.data_ptr() == first.data_ptr() + 64
+    assert first.tolist() == [5, 5, 5] and (second == 7).all()
+
+
+def test_an_arena_that_is_full_says_so() -> None:
+    arena = Arena(64)
+    with pytest.raises(AssertionError, match="too small"):
+        arena.reserve((8 * 1024 * 1024,), torch.float32)

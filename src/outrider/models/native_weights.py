@@ -20,6 +20,9 @@ from outrider.native.packing import BLOCK, Arena, head_rows, pack, padded, quant
 
 __all__ = ["NativeWeights", "PackedMatrix", "RotaryTable", "read_native_weights"]
 
+_ROWS_AT_A_TIME = 8192
+"""Rows of a matrix that are converted together: what is in float32 besides the final weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMatrix:
@@ -153,13 +156,12 @@ def read_native_weights(source: WeightSource, placement: Placement) -> NativeWei
     embedding = source.tensor("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
     packed_head, final_norm = packer.reader(head, source.tensor("model.norm.weight"))
-    rotation = packer.rotation
     return NativeWeights(
-        embedding_VD=(embedding if rotation is None else rotation.rotate(embedding)).to(torch.bfloat16).contiguous(),
+        embedding_VD=packer.embedding(embedding),
         layers=layers,
         final_norm=final_norm,
         head=packed_head,
-        rotation=rotation,
+        rotation=packer.rotation,
         described=(CLayer * len(layers))(*(layer.describe() for layer in layers)),
     )
 
@@ -198,19 +200,39 @@ class _Packer:
         )
 
     def reader(self, weight: Tensor, norm: Tensor) -> tuple[PackedMatrix, Tensor]:
-        if self.rotation is not None:
-            weight, norm = self.rotation.rotate(weight.float() * norm.float()), torch.ones_like(norm)
-        return self._place(weight, BLOCK), F.pad(norm.float(), (0, -norm.shape[0] % 64)).contiguous()
+        if self.rotation is None:
+            return self._place(weight, BLOCK), _padded_norm(norm)
+        return self._place(weight, BLOCK, norm=norm), _padded_norm(torch.ones_like(norm))
 
     def writer(self, weight: Tensor) -> PackedMatrix:
         return self._place(weight if self.rotation is None else self.rotation.rotate_outputs(weight), 64)
 
-    def _place(self, weight: Tensor, multiple: int) -> PackedMatrix:
-        weight = F.pad(weight, (0, -weight.shape[1] % 64, 0, -weight.shape[0] % multiple))
-        if not self._is_int8:
-            return PackedMatrix(weights=self._arena.place(pack(weight.to(torch.bfloat16))), scales=None)
-        levels, scales = quantise(weight)
-        return PackedMatrix(weights=self._arena.place(pack(levels)), scales=scales.contiguous())
+    def embedding(self, table: Tensor) -> Tensor:
+        if self.rotation is None:
+            return table.to(torch.bfloat16).contiguous()
+        starts = range(0, table.shape[0], _ROWS_AT_A_TIME)
+        return torch.cat([self.rotation.rotate(table[i : i + _ROWS_AT_A_TIME]).bfloat16() for i in starts])
+
+    def _place(self, weight: Tensor, multiple: int, *, norm: Tensor | None = None) -> PackedMatrix:
+        """Pack into the arena, some rows at a time; with ``norm`` each row is multiplied by it and rotated first."""
+        num_out, num_in = padded(weight.shape[0], multiple), padded(weight.shape[1])
+        dtype = torch.int8 if self._is_int8 else torch.bfloat16
+        words = 64 // dtype.itemsize
+        packed = self._arena.reserve((num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize), dtype)
+        scales = torch.zeros(num_out) if self._is_int8 else None
+        for start in range(0, weight.shape[0], _ROWS_AT_A_TIME):
+            rows = weight[start : start + _ROWS_AT_A_TIME]
+            if norm is not None and self.rotation is not None:
+                rows = self.rotation.rotate(rows.float() * norm.float())
+            rows = F.pad(rows, (0, num_in - rows.shape[1], 0, -rows.shape[0] % multiple))
+            if scales is not None:
+                rows, scales[start : start + rows.shape[0]] = quantise(rows)
+            packed[start // BLOCK : (start + rows.shape[0]) // BLOCK] = pack(rows.to(dtype))
+        return PackedMatrix(weights=packed, scales=scales)
+
+
+def _padded_norm(norm: Tensor) -> Tensor:
+    return F.pad(norm.float(), (0, -norm.shape[0] % 64)).contiguous()
 
 
 def fuse_heads(query: Tensor, key: Tensor, value: Tensor, *, config: LlamaConfig) -> Tensor:

@@ -6,7 +6,9 @@ bfloat16 or four int8 neighbours along the inputs, a step 16 words. Inputs and o
 
 from __future__ import annotations
 
+import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -86,12 +88,10 @@ class Arena:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._used = -self._bytes.data_ptr() % _HUGE_PAGE
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """A copy of the tensor in the arena, 64-byte aligned."""
-        size = tensor.numel() * tensor.element_size()
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in the arena, 64-byte aligned, not filled yet."""
+        size = math.prod(shape) * dtype.itemsize
         piece = self._bytes[self._used : self._used + size]
         assert piece.numel() == size, "the arena was made too small"
         self._used += padded(size)
-        copy = piece.view(tensor.dtype).view(tensor.shape)
-        copy.copy_(tensor)
-        return copy
+        return piece.view(dtype).view(*shape)
