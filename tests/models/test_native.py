@@ -77,8 +77,10 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def native(config: LlamaConfig, precision: Precision = "bfloat16", kernels: str | None = None) -> NativeTarget:
-    return NativeTarget(Rounded(config), placement(precision), kernels=kernels)
+def native(
+    config: LlamaConfig, precision: Precision = "bfloat16", kernels: str | None = None, num_threads: int | None = None
+) -> NativeTarget:
+    return NativeTarget(Rounded(config), placement(precision), kernels=kernels, num_threads=num_threads)
 
 
 def tokens_of(config: LlamaConfig, count: int, seed: int = 0) -> list[int]:
@@ -155,12 +157,11 @@ def test_chunks_of_a_prompt_do_not_change_a_bit(kernels: str, precision: Precisi
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_threads_do_not_change_a_bit(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_do_not_change_a_bit(precision: Precision) -> None:
     tokens = tokens_of(ODD, 150)
     results = []
     for num_threads in (1, 2, 5):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=num_threads: count)
-        results.append(read_all(native(ODD, precision), tokens, chunk=40)[0])
+        results.append(read_all(native(ODD, precision, num_threads=num_threads), tokens, chunk=40)[0])
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
@@ -233,16 +234,16 @@ def test_greedy_is_argmax_of_the_logits(kernels: str, precision: Precision) -> N
     assert torch.equal(target.forward_greedy(rows, cache), logits.argmax(dim=1))
 
 
-def test_greedy_ties_go_to_the_lowest_id(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_ties_go_to_the_lowest_id(kernels: str) -> None:
     """Every logit is the same, and blocks come from three threads."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
     class Same(Rounded):
         def tensor(self, name: str) -> Tensor:
             tensor = super().tensor(name)
             return tensor[:1].expand(tensor.shape) if name == "lm_head.weight" else tensor
 
-    target = NativeTarget(Same(replace(PLAIN, tie_word_embeddings=False)), placement("bfloat16"), kernels=kernels)
+    source = Same(replace(PLAIN, tie_word_embeddings=False))
+    target = NativeTarget(source, placement("bfloat16"), kernels=kernels, num_threads=3)
     cache = target.new_cache()
     rows = PackedRows.pack([[1, 2, 3]], slots=[cache.allocate(1)], starts=[0], device=CPU)
     assert target.forward_greedy(rows, cache).tolist() == [0, 0, 0]

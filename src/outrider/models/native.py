@@ -39,6 +39,9 @@ class NativeTarget:
         placement: ``cpu``, ``bfloat16`` or ``int8``.
         weights: weights already in memory, shared with another target; read from the checkpoint when ``None``.
         kernels: instruction set; ``None`` takes ``OUTRIDER_NATIVE`` or else the fastest that runs here.
+        num_threads: size of the native thread pool; ``None`` takes torch's. Threads of torch spin for milliseconds after
+            each parallel operation and would take the processors from this pool, so whoever decodes with this target
+            should set torch to one thread after building it.
 
     Raises:
         outrider.native.library.Unavailable: the native path cannot run here.
@@ -52,6 +55,7 @@ class NativeTarget:
         *,
         weights: NativeWeights | None = None,
         kernels: str | None = None,
+        num_threads: int | None = None,
     ) -> None:
         if placement.device.type != "cpu" or placement.precision not in ("bfloat16", "int8"):
             raise ConfigError(
@@ -61,7 +65,8 @@ class NativeTarget:
         self.checkpoint = checkpoint
         self.placement = placement
         self._kernels = kernels or requested_kernels()
-        self._context: Context = open_context(self._kernels, torch.get_num_threads())
+        self._num_threads = num_threads or torch.get_num_threads()
+        self._context: Context = open_context(self._kernels, self._num_threads)
         with torch.inference_mode():
             self._weights = weights or read_native_weights(checkpoint, placement)
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=self._weights.num_layers)
@@ -84,12 +89,14 @@ class NativeTarget:
         if not 1 <= num_layers <= self.config.num_layers:
             raise ConfigError(f"slice:{num_layers} is not possible; give 1 to {self.config.num_layers} layers")
         shared = self._weights.first_layers(num_layers)
-        return NativeTarget(self.checkpoint, self.placement, weights=shared, kernels=self._kernels)
+        return NativeTarget(
+            self.checkpoint, self.placement, weights=shared, kernels=self._kernels, num_threads=self._num_threads
+        )
 
     def requantized(self, precision: Precision) -> NativeTarget:
         """The same checkpoint in another precision."""
         placement = Placement(device=self.placement.device, precision=precision)
-        return NativeTarget(self.checkpoint, placement, kernels=self._kernels)
+        return NativeTarget(self.checkpoint, placement, kernels=self._kernels, num_threads=self._num_threads)
 
     def new_cache(self) -> NativeCache:
         """An empty cache of this target's layout."""
@@ -150,7 +157,10 @@ class NativeTarget:
         """Fill in the rest of the call, run it, and count the rows as cached."""
         assert isinstance(cache, NativeCache), type(cache)
         num_rows = rows.tokens_R.shape[0]
-        logit_rows = torch.tensor(range(num_rows) if rows.logit_rows is None else rows.logit_rows, dtype=torch.int32)
+        wanted = rows.logit_rows
+        logit_rows = (
+            torch.arange(num_rows, dtype=torch.int32) if wanted is None else torch.tensor(wanted, dtype=torch.int32)
+        )
         tokens_R, positions_R = rows.tokens_R.contiguous(), rows.positions_R.contiguous()
         self._check_tokens(tokens_R)
         segments, parents = self._segments(rows.segments, cache)
