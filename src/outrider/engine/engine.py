@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter
 from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
@@ -63,6 +64,7 @@ class Engine:
         self._machinery = Machinery(
             target=target, cache=target.new_cache(), drafter=drafter, verification=self.config.verification
         )
+        self._has_own_threads = target.spec.path.startswith("native")
         self.planner = Planner(self.config, self._row_costs(costs))
         self._batch = Batch(self._machinery, self.config, self.tokenizer)
         self._ids = itertools.count()
@@ -105,7 +107,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[StreamEvent]:
         """Admit what fits, decode one step of everything that runs; returns what happened to each sequence."""
-        with self._lock:
+        with self._lock, one_torch_thread(self._has_own_threads):
             events, self._undelivered = self._undelivered, []
             events += self._drop_cancelled()
             events += self._report(self._batch.admit())
