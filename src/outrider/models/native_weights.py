@@ -149,15 +149,16 @@ class RotaryTable:
 
 
 def read_native_weights(source: WeightSource, placement: Placement) -> NativeWeights:
-    """Read, reorder, convert and pack, one matrix at a time, so that the peak stays near the final size."""
+    """Read, reorder, convert and pack, one matrix at a time, so that the peak stays near the final size.
+
+    The largest, embedding and LM head, come first, while little else is in memory.
+    """
     config, is_int8 = source.config, placement.precision == "int8"
     packer = _Packer(source, is_int8=is_int8)
+    embedding_VD, packed_head, final_norm = packer.ends()
     layers = tuple(packer.layer(index) for index in range(config.num_layers))
-    embedding = source.tensor("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else source.tensor("lm_head.weight")
-    packed_head, final_norm = packer.reader(head, source.tensor("model.norm.weight"))
     return NativeWeights(
-        embedding_VD=packer.embedding(embedding),
+        embedding_VD=embedding_VD,
         layers=layers,
         final_norm=final_norm,
         head=packed_head,
@@ -179,6 +180,14 @@ class _Packer:
         self._arena = Arena(_num_bytes(source.config, is_int8))
         self.rotation = StreamRotation(source.config.hidden_size) if is_int8 else None
 
+    def ends(self) -> tuple[Tensor, PackedMatrix, Tensor]:
+        """Embedding, LM head and final norm. A pass streams the head last, so that is where it lies."""
+        embedding = self._source.tensor("model.embed_tokens.weight")
+        is_tied = self._config.tie_word_embeddings
+        head = embedding if is_tied else self._source.tensor("lm_head.weight")
+        packed_head, final_norm = self.reader(head, self._source.tensor("model.norm.weight"), is_last=True)
+        return self.embedding(embedding), packed_head, final_norm
+
     def layer(self, index: int) -> NativeLayer:
         config, prefix = self._config, f"model.layers.{index}."
 
@@ -199,10 +208,10 @@ class _Packer:
             down=self.writer(read("mlp.down_proj")),
         )
 
-    def reader(self, weight: Tensor, norm: Tensor) -> tuple[PackedMatrix, Tensor]:
+    def reader(self, weight: Tensor, norm: Tensor, *, is_last: bool = False) -> tuple[PackedMatrix, Tensor]:
         if self.rotation is None:
-            return self._place(weight, BLOCK), _padded_norm(norm)
-        return self._place(weight, BLOCK, norm=norm), _padded_norm(torch.ones_like(norm))
+            return self._place(weight, BLOCK, is_last=is_last), _padded_norm(norm)
+        return self._place(weight, BLOCK, norm=norm, is_last=is_last), _padded_norm(torch.ones_like(norm))
 
     def writer(self, weight: Tensor) -> PackedMatrix:
         return self._place(weight if self.rotation is None else self.rotation.rotate_outputs(weight), 64)
@@ -213,12 +222,15 @@ class _Packer:
         starts = range(0, table.shape[0], _ROWS_AT_A_TIME)
         return torch.cat([self.rotation.rotate(table[i : i + _ROWS_AT_A_TIME]).bfloat16() for i in starts])
 
-    def _place(self, weight: Tensor, multiple: int, *, norm: Tensor | None = None) -> PackedMatrix:
+    def _place(
+        self, weight: Tensor, multiple: int, *, norm: Tensor | None = None, is_last: bool = False
+    ) -> PackedMatrix:
         """Pack into the arena, some rows at a time; with ``norm`` each row is multiplied by it and rotated first."""
         num_out, num_in = padded(weight.shape[0], multiple), padded(weight.shape[1])
         dtype = torch.int8 if self._is_int8 else torch.bfloat16
         words = 64 // dtype.itemsize
-        packed = self._arena.reserve((num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize), dtype)
+        shape = (num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize)
+        packed = self._arena.reserve(shape, dtype, is_last=is_last)
         scales = torch.zeros(num_out) if self._is_int8 else None
         for start in range(0, weight.shape[0], _ROWS_AT_A_TIME):
             rows = weight[start : start + _ROWS_AT_A_TIME]

@@ -87,11 +87,16 @@ class Arena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._used = -self._bytes.data_ptr() % _HUGE_PAGE
+        self._end = self._used + padded(num_bytes)
 
-    def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor in the arena, 64-byte aligned, not filled yet."""
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype, *, is_last: bool = False) -> Tensor:
+        """A tensor in the arena, 64-byte aligned, not filled yet; ``is_last``: behind all others, whenever it is asked for."""
         size = math.prod(shape) * dtype.itemsize
-        piece = self._bytes[self._used : self._used + size]
-        assert piece.numel() == size, "the arena was made too small"
-        self._used += padded(size)
-        return piece.view(dtype).view(*shape)
+        assert self._used + padded(size) <= self._end, "the arena was made too small"
+        if is_last:
+            self._end -= padded(size)
+            start = self._end
+        else:
+            start = self._used
+            self._used += padded(size)
+        return self._bytes[start : start + size].view(dtype).view(*shape)
