@@ -258,6 +258,20 @@ def odd_prompts(setup: Setup) -> dict[str, Any]:
     return seen
 
 
+SMALL: dict[str, Any] = {
+    "prompts_per_category": 2,
+    "max_tokens": 16,
+    "ks": (1, 8),
+    "num_calls": 100,
+    "few_ks": (4,),
+    "num_tokens": 24,
+    "num_repeats": 2,
+    "num_stop_strings": 2,
+    "wrong_temperature": 0.2,
+    "laws": ("top_k 2",),
+}
+"""Sizes of ``--small``."""
+
 SCENARIOS: Mapping[str, Callable[[Setup], dict[str, Any]]] = {
     "S1": greedy_identity,
     "S2": sampled_law,
@@ -362,6 +376,7 @@ def main() -> int:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), metavar="SPEC")
     parser.add_argument("--calls", type=int, default=4000, help="calls an arm of S2 (default 4000)")
     parser.add_argument("--max-tokens", type=int, default=96, help="output tokens of S1 (default 96)")
+    parser.add_argument("--small", action="store_true", help="a tenth of the size: minutes instead of an hour")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     random.seed(0)
@@ -371,6 +386,8 @@ def main() -> int:
         num_calls=args.calls,
         max_tokens=args.max_tokens,
     )
+    if args.small:
+        setup = replace(setup, **SMALL)
     data = {**describe_run("benchmarks.scenarios", sys.argv[1:]), "drafters": list(args.drafters), "scenarios": {}}
     for name in args.only:
         print(f"{name} {SCENARIOS[name].__doc__}", file=sys.stderr)
