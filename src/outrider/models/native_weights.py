@@ -13,14 +13,14 @@ from torch import Tensor
 from outrider.device import Placement
 from outrider.models.config import LlamaConfig
 from outrider.models.layers import inverse_frequencies
-from outrider.models.llama_weights import WeightSource
+from outrider.models.llama_weights import WeightSource, give_back_freed_memory
 from outrider.models.rotation import StreamRotation
 from outrider.native.library import CLayer, CMatrix, CModel
 from outrider.native.packing import BLOCK, Arena, head_rows, pack, padded, quantise, take_rows
 
 __all__ = ["NativeWeights", "PackedMatrix", "RotaryTable", "read_native_weights"]
 
-_ROWS_AT_A_TIME = 8192
+_ROWS_AT_A_TIME = 2048
 """Rows of a matrix that are converted together: what is in float32 besides the final weights."""
 
 
@@ -156,10 +156,13 @@ def read_native_weights(source: WeightSource, placement: Placement) -> NativeWei
     config, is_int8 = source.config, placement.precision == "int8"
     packer = _Packer(source, is_int8=is_int8)
     embedding_VD, packed_head, final_norm = packer.ends()
-    layers = tuple(packer.layer(index) for index in range(config.num_layers))
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(packer.layer(index))
+        give_back_freed_memory()
     return NativeWeights(
         embedding_VD=embedding_VD,
-        layers=layers,
+        layers=tuple(layers),
         final_norm=final_norm,
         head=packed_head,
         rotation=packer.rotation,
@@ -219,8 +222,10 @@ class _Packer:
     def embedding(self, table: Tensor) -> Tensor:
         if self.rotation is None:
             return table.to(torch.bfloat16).contiguous()
-        starts = range(0, table.shape[0], _ROWS_AT_A_TIME)
-        return torch.cat([self.rotation.rotate(table[i : i + _ROWS_AT_A_TIME]).bfloat16() for i in starts])
+        rotated = torch.empty_like(table, dtype=torch.bfloat16)
+        for start in range(0, table.shape[0], _ROWS_AT_A_TIME):
+            rotated[start : start + _ROWS_AT_A_TIME] = self.rotation.rotate(table[start : start + _ROWS_AT_A_TIME])
+        return rotated
 
     def _place(
         self, weight: Tensor, multiple: int, *, norm: Tensor | None = None, is_last: bool = False
