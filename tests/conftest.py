@@ -15,6 +15,12 @@ def _one_thread() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True)
+def _fixed_entropy() -> None:
+    """What a test draws from torch's own generator is the same in every run and order."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def real_target_f32() -> Any:
     """SmolLM2-135M-Instruct in float32."""

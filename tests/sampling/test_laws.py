@@ -183,12 +183,14 @@ def test_greedy_batch_equals_argmax_of_every_row() -> None:
 
 
 def test_choice_is_the_noised_argmax_of_its_absolute_position() -> None:
-    state = state_of(SamplingParams(temperature=0.5), prompt=(1, 2, 3), output=(4,), seed=77)
-    row = torch.randn(VOCAB, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
     place = Place(sequence=0, node=1, path=(8, 9))
-    key = noise_key(77, 0, 3 + 1 + 2, Purpose.TARGET)
-    expected = int((row / 0.5 + gumbel_BV([key], VOCAB)[0]).argmax())
-    assert laws_of([[0.0] * VOCAB] * 2 + [row.tolist()], state).choose([place]) == [expected]
+    for seed in range(30):
+        state = state_of(SamplingParams(temperature=0.5), prompt=(1, 2, 3), output=(4,), seed=seed)
+        row = torch.randn(VOCAB, dtype=torch.float64, generator=generator)
+        key = noise_key(seed, 0, 3 + 1 + 2, Purpose.TARGET)
+        expected = int((row / 0.5 + gumbel_BV([key], VOCAB)[0]).argmax())
+        assert laws_of([[0.0] * VOCAB] * 2 + [row.tolist()], state).choose([place]) == [expected]
 
 
 def test_acceptance_and_residual_noise_have_keys_of_their_own() -> None:
