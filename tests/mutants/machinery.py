@@ -98,7 +98,7 @@ MODELS = (
     Mutant(
         name="tree_positions_by_row",
         file="models/base.py",
-        old="depths[row] = depths[parents[row]] + 1",
+        old="depths[row] = 0 if parent < 0 else depths[parent] + 1",
         new="depths[row] = row",
         tests=(f"{LLAMA}::test_rows_of_a_tree_equal_their_chains",),
         why="siblings stand at one position",

@@ -63,6 +63,11 @@ class Segment:
     num_rows: int
     parents: tuple[int, ...] | None = None
 
+    @property
+    def depth(self) -> int:
+        """Positions that the rows cover: siblings share one."""
+        return max(_positions(0, self.num_rows, self.parents)) + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
@@ -111,8 +116,8 @@ def _positions(start: int, num_rows: int, parents: tuple[int, ...] | None) -> Se
     if parents is None:
         return range(start, start + num_rows)
     depths = [0] * num_rows
-    for row in range(1, num_rows):
-        depths[row] = depths[parents[row]] + 1
+    for row, parent in enumerate(parents):
+        depths[row] = 0 if parent < 0 else depths[parent] + 1
     return [start + depth for depth in depths]
 
 

@@ -132,7 +132,7 @@ class LlamaTarget:
 
     def _check_window(self, segments: Sequence[Segment], cache: DenseCache) -> None:
         for segment in segments:
-            end = cache.length(segment.slot) + _depth(segment)
+            end = cache.length(segment.slot) + segment.depth
             if end > self.config.max_positions:
                 raise PromptError(
                     f"{end} tokens do not fit into the model's window of {self.config.max_positions}; "
@@ -157,13 +157,3 @@ class LlamaTarget:
             device=self.placement.device,
             fingerprint=checkpoint.fingerprint + part,
         )
-
-
-def _depth(segment: Segment) -> int:
-    """Positions that a segment covers: siblings share one."""
-    if segment.parents is None:
-        return segment.num_rows
-    depths: list[int] = []
-    for parent in segment.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths)

@@ -179,7 +179,7 @@ class NativeTarget:
         alive: list[Tensor] = []
         for entry, segment in zip(described, segments, strict=True):
             base = cache.length(segment.slot)
-            self._check_window(base + _depth(segment))
+            self._check_window(base + segment.depth)
             cache.reserve(segment.slot, base + segment.num_rows)
             entry.cache, entry.capacity = cache.address(segment.slot)
             entry.base, entry.start, entry.num_rows = base, segment.start, segment.num_rows
@@ -223,13 +223,3 @@ class NativeTarget:
 
 def _num_logit_rows(rows: PackedRows) -> int:
     return int(rows.tokens_R.shape[0]) if rows.logit_rows is None else len(rows.logit_rows)
-
-
-def _depth(segment: Segment) -> int:
-    """Positions that a segment covers: siblings share one."""
-    if segment.parents is None:
-        return segment.num_rows
-    depths: list[int] = []
-    for parent in segment.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths)
