@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.table import Table
@@ -29,7 +29,9 @@ from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
-from outrider.models.base import ForwardResult, LoadedTarget, PackedRows
+from outrider.models.base import ForwardResult, GreedyResult, LoadedTarget, PackedRows
+
+T = TypeVar("T")
 
 PARTS = ("matrices", "attention", "small operations", "Python of the forward", "drafter", "sampling", "engine")
 MATRIX_WORDS = ("linear", "addmm", "aten::mm", "bmm", "matmul", "_int_mm", "pack_mm", "baddbmm", "scaled_mm")
@@ -52,18 +54,25 @@ class WatchedTarget:
 
     def forward(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> ForwardResult:
         """The target's forward, watched."""
+        return self._watched(lambda: self._target.forward(rows, cache, taps=taps))
+
+    def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
+        """The target's greedy forward, watched."""
+        return self._watched(lambda: self._target.forward_greedy(rows, cache, taps=taps))
+
+    def _watched(self, forward: Callable[[], T]) -> T:
         if self.is_profiling:
-            return self._profiled(rows, cache, taps)
+            return self._profiled(forward)
         begun = time.perf_counter()
-        result = self._target.forward(rows, cache, taps=taps)
+        result = forward()
         synchronize(self._target.spec.device)
         self.forward_ms.append((time.perf_counter() - begun) * 1e3)
         return result
 
-    def _profiled(self, rows: PackedRows, cache: Cache, taps: Sequence[int]) -> ForwardResult:
+    def _profiled(self, forward: Callable[[], T]) -> T:
         with torch.autograd.profiler.profile(use_kineto=False) as profiler:
             begun = time.perf_counter()
-            result = self._target.forward(rows, cache, taps=taps)
+            result = forward()
             self.profiled_ms.append((time.perf_counter() - begun) * 1e3)
         self.operations.append(
             {

@@ -25,7 +25,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult
 from outrider.errors import ConfigError
-from outrider.models.base import ForwardResult, PackedRows
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows
 from outrider.models.table import TableModel
 from outrider.sampling.params import SamplingParams
 from outrider.types import Proposal, Verdict
@@ -78,6 +78,9 @@ class RowSensitive:
             logits_RV[:, self._token] += self._change
         return ForwardResult(logits_RV=logits_RV)
 
+    def forward_greedy(self, rows: PackedRows, cache: Any, *, taps: Sequence[int] = ()) -> GreedyResult:
+        return GreedyResult(tokens_R=self.forward(rows, cache, taps=taps).logits_RV.argmax(dim=-1))
+
     def num_weight_bytes(self) -> int:
         return 0
 
@@ -107,15 +110,15 @@ def accept_everything(proposals: Sequence[Proposal], laws: Any, sequences: Any =
 def test_a_verifier_that_accepts_everything_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = audit(table_model(), drafters={"random": lambda: random_chains(1)})
     assert plain.is_lossless
-    from outrider.engine import step
+    from outrider.engine import judge
 
-    honest = step.verify
+    honest = judge.verify
 
     def sometimes(proposals: Sequence[Proposal], laws: Any, sequences: Any = None) -> list[Verdict]:
         verifier = accept_everything if any(len(proposal) for proposal in proposals) else honest
         return verifier(proposals, laws)
 
-    monkeypatch.setattr(step, "verify", sometimes)
+    monkeypatch.setattr(judge, "verify", sometimes)
     report = audit(table_model(), drafters={"random": lambda: random_chains(1)})
     assert not report.is_lossless
     assert {arm.verdict for arm in report.arms} == {"bug"}

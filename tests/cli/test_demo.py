@@ -34,10 +34,10 @@ def test_the_demo_as_json(run: Run, wide_gguf: Path) -> None:
 
 
 def test_a_broken_verifier_ends_the_demo_with_1(run: Run, wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.engine import step
+    from outrider.engine import judge
     from outrider.types import Verdict
 
-    honest = step.verify
+    honest = judge.verify
 
     def keeps_all(proposals, laws):  # type: ignore[no-untyped-def]
         verdicts = honest(proposals, laws)
@@ -46,7 +46,7 @@ def test_a_broken_verifier_ends_the_demo_with_1(run: Run, wide_gguf: Path, monke
             for p, v in zip(proposals, verdicts, strict=True)
         ]
 
-    monkeypatch.setattr(step, "verify", keeps_all)
+    monkeypatch.setattr(judge, "verify", keeps_all)
     flags = ["--target", wide_gguf, "--dtype", "float32", "-t", 12, "--draft", "random"]
     ran = run("demo", "--quick", *flags)
     assert ran.status == 1

@@ -68,12 +68,12 @@ def test_the_prediction_is_tokens_over_the_cost_of_the_passes() -> None:
 
 
 def test_a_broken_verifier_shows_up_as_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.engine import step
+    from outrider.engine import judge
     from tests.audit.test_identity import accept_everything
 
-    honest = step.verify
+    honest = judge.verify
     monkeypatch.setattr(
-        step,
+        judge,
         "verify",
         lambda proposals, laws: (accept_everything if any(map(len, proposals)) else honest)(proposals, laws),
     )

@@ -88,3 +88,19 @@ def test_bytes_are_those_of_the_matrices(precision: Precision) -> None:
     size = {"float32": 4, "bfloat16": 2, "int8": 1}[precision]
     part = kernels.feed_forward(noise(2 * INNER, WIDTH, seed=4), noise(WIDTH, INNER, seed=3), NORM)
     assert part.num_bytes == 3 * INNER * WIDTH * size
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16])
+def test_packed_argmax_is_that_of_the_logits(num_rows: int) -> None:
+    """Outputs in pairs that differ by less than bfloat16 can show: the second product has to decide."""
+    if not can_pack_bfloat16(torch.device("cpu")):
+        pytest.skip("this processor has no bfloat16 products in oneDNN")
+    generator = torch.Generator().manual_seed(num_rows)
+    base_VD = torch.randn(128, 64, generator=generator).to(torch.bfloat16)
+    nudged_VD = base_VD.clone()
+    nudged_VD[:, 5] += base_VD[:, 5].abs() * 2.0**-7
+    matrix = PackedMatrix(torch.stack((base_VD, nudged_VD), dim=1).flatten(0, 1))
+    x_RD = torch.randn(num_rows, 64, generator=generator).to(torch.bfloat16)
+    logits_RV = matrix.logits(x_RD)
+    assert (matrix(x_RD).topk(2).values.diff() == 0).any(), "no row is a tie in bfloat16: the test is void"
+    assert torch.equal(matrix.argmax(x_RD), logits_RV.argmax(dim=-1))

@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from outrider.device import synchronize
 from outrider.engine.config import EngineConfig
+from outrider.engine.judge import judge
 from outrider.engine.prefixes import PrefixPool
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence, Request
@@ -18,10 +17,8 @@ from outrider.engine.step import Machinery, commit
 from outrider.engine.stop import OutputText, StopRules
 from outrider.models.base import PackedRows
 from outrider.models.tokenizer import Tokenizer
-from outrider.sampling.laws import ProcessedLaws
 from outrider.sampling.state import SamplingState
 from outrider.types import NO_DRAFT, StepReport
-from outrider.verify import verify
 
 __all__ = ["Batch"]
 
@@ -75,50 +72,46 @@ class Batch:
         limit = min(request.params.max_tokens, self._machinery.target.spec.max_positions - len(request.prompt))
         room = len(request.prompt) + limit
         slot, held = self.prefixes.take(request.prompt, room)
-        logits_RV, num_rows = self._read(request.prompt, slot, held)
-        slots = [slot]
-        for _ in range(1, request.params.n):
-            slots.append(cache.allocate(room))
-            cache.copy_prefix(slot, slots[-1], len(request.prompt))
+        last = self._read_ahead(request.prompt, slot, held)
+        slots = [slot, *(cache.allocate(room) for _ in range(1, request.params.n))]
         sequences = [self._sequence(request, index, taken, limit) for index, taken in enumerate(slots)]
+        nothing = [NO_DRAFT] * len(sequences)
+        judged = judge(
+            self._machinery.target, cache, last, sequences=sequences, proposals=nothing, first_rows=[0] * len(sequences)
+        )
+        for taken in slots[1:]:
+            cache.copy_prefix(slot, taken, len(request.prompt))
         if self._machinery.drafter is not None:
             for sequence in sequences:
                 self._machinery.drafter.start(sequence.key, sequence.tokens)
-        laws = ProcessedLaws(logits_RV, first_rows=[0] * len(sequences), states=[s.state for s in sequences])
-        verdicts = verify([NO_DRAFT] * len(sequences), laws)
         synchronize(self._machinery.target.spec.device)
         read = time.perf_counter()
-        committed = commit(self._machinery, sequences, [NO_DRAFT] * len(sequences), verdicts, laws)
+        committed = commit(self._machinery, sequences, nothing, judged)
         cost = PassCost(
             draft_ms=0.0,
             verify_ms=(read - started) * 1e3,
             other_ms=(time.perf_counter() - read) * 1e3,
             batch_size=len(sequences),
-            rows=num_rows,
+            rows=len(request.prompt) - held,
             is_prefill=True,
         )
-        reports = [report_of(NO_DRAFT, *entry, cost) for entry in zip(verdicts, committed, strict=True)]
+        reports = [report_of(NO_DRAFT, *entry, cost) for entry in zip(judged.verdicts, committed, strict=True)]
         for sequence, report in zip(sequences, reports, strict=True):
             sequence.record(report)
         return sequences, reports
 
-    def _read(self, prompt: Sequence[int], slot: int, held: int) -> tuple[Tensor, int]:
-        """Read ``prompt[held:]`` in chunks; returns the logits behind its last token, ``[1, V]``, and the rows read."""
+    def _read_ahead(self, prompt: Sequence[int], slot: int, held: int) -> PackedRows:
+        """Read ``prompt[held:]`` in chunks up to the last one, which is returned: its last row gives the first law."""
         target, cache, chunk = self._machinery.target, self._machinery.cache, self._config.prefill_chunk
-        logits_RV = None
-        for start in range(held, len(prompt), chunk):
-            tokens = prompt[start : start + chunk]
-            is_last = start + chunk >= len(prompt)
-            rows = PackedRows.pack(
-                [tokens],
-                slots=[slot],
-                starts=[start],
-                device=target.spec.device,
-                logit_rows=(len(tokens) - 1,) if is_last else (),
-            )
-            logits_RV = target.forward(rows, cache).logits_RV
-        assert logits_RV is not None, "at least one prompt token is always read"
-        return logits_RV, len(prompt) - held
+        starts = range(held, len(prompt), chunk)
+        for start in starts[:-1]:
+            target.forward_greedy(self._chunk(prompt[start : start + chunk], slot, start, ()), cache)
+        last = prompt[starts[-1] :]
+        return self._chunk(last, slot, starts[-1], (len(last) - 1,))
+
+    def _chunk(self, tokens: Sequence[int], slot: int, start: int, logit_rows: tuple[int, ...]) -> PackedRows:
+        device = self._machinery.target.spec.device
+        return PackedRows.pack([tokens], slots=[slot], starts=[start], device=device, logit_rows=logit_rows)
 
     def _sequence(self, request: Request, index: int, slot: int, limit: int) -> LiveSequence:
         spec, params = self._machinery.target.spec, request.params

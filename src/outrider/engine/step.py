@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from outrider.cache.base import Cache
 from outrider.device import synchronize
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.engine.judge import Judged, judge
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence
 from outrider.models.base import PackedRows, Target
 from outrider.sampling.laws import ProcessedLaws
-from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport, Verdict
-from outrider.verify import verify
+from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport
 
 __all__ = ["Machinery", "commit", "decode_step"]
 
@@ -58,13 +58,12 @@ def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
     rows = _pack(sequences, proposals, bases, target)
-    logits_RV = target.forward(rows, cache).logits_RV
-    laws = ProcessedLaws(logits_RV, first_rows=[s.start for s in rows.segments], states=[s.state for s in sequences])
-    verdicts = verify(proposals, laws)
+    first_rows = [segment.start for segment in rows.segments]
+    judged = judge(target, cache, rows, sequences=sequences, proposals=proposals, first_rows=first_rows)
     synchronize(target.spec.device)
     verified = time.perf_counter()
-    committed = commit(machinery, sequences, proposals, verdicts, laws)
-    for sequence, base, verdict, tokens in zip(sequences, bases, verdicts, committed, strict=True):
+    committed = commit(machinery, sequences, proposals, judged)
+    for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=True):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
@@ -73,24 +72,20 @@ def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets
         batch_size=len(sequences),
         rows=len(rows.tokens_R),
     )
-    reports = [report_of(*entry, cost) for entry in zip(proposals, verdicts, committed, strict=True)]
+    reports = [report_of(*entry, cost) for entry in zip(proposals, judged.verdicts, committed, strict=True)]
     for sequence, report in zip(sequences, reports, strict=True):
         sequence.record(report)
     return reports
 
 
 def commit(
-    machinery: Machinery,
-    sequences: Sequence[LiveSequence],
-    proposals: Sequence[Proposal],
-    verdicts: Sequence[Verdict],
-    laws: ProcessedLaws,
+    machinery: Machinery, sequences: Sequence[LiveSequence], proposals: Sequence[Proposal], judged: Judged
 ) -> list[tuple[int, ...]]:
     """Commit the verdicts of a pass under each sequence's stop rules; returns the tokens that count."""
     committed = []
-    for index, (sequence, proposal, verdict) in enumerate(zip(sequences, proposals, verdicts, strict=True)):
+    for index, (sequence, proposal, verdict) in enumerate(zip(sequences, proposals, judged.verdicts, strict=True)):
         run = (*(proposal.tokens[node] for node in verdict.path), verdict.next_token)
-        tokens = _commit_one(sequence, run, index, (ROOT, *verdict.path), laws)
+        tokens = _commit_one(sequence, run, index, (ROOT, *verdict.path), judged.laws)
         if machinery.drafter is not None:
             machinery.drafter.observe(sequence.key, sequence.tokens, len(tokens))
         committed.append(tokens)
@@ -98,12 +93,13 @@ def commit(
 
 
 def _commit_one(
-    sequence: LiveSequence, run: tuple[int, ...], index: int, stood: tuple[int, ...], laws: ProcessedLaws
+    sequence: LiveSequence, run: tuple[int, ...], index: int, stood: tuple[int, ...], laws: ProcessedLaws | None
 ) -> tuple[int, ...]:
     """Commit one sequence's run. Log-probabilities are read before the history moves on."""
     count, reason = sequence.judge(run)
     tokens = run[:count]
     if sequence.logprobs is not None:
+        assert laws is not None, "whoever reads log-probabilities gets laws"
         paths = [tokens[:depth] for depth in range(count)]
         sequence.logprobs.extend(laws.token_logprobs(index, stood[:count], tokens, paths))
     sequence.append(tokens, reason)

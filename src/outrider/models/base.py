@@ -20,7 +20,7 @@ from outrider.device import Placement, Precision
 if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
 
-__all__ = ["ForwardResult", "LoadedTarget", "PackedRows", "Segment", "Target", "TargetSpec"]
+__all__ = ["ForwardResult", "GreedyResult", "LoadedTarget", "PackedRows", "Segment", "Target", "TargetSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,21 @@ class ForwardResult:
     taps: dict[int, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyResult:
+    """What a pass computed when nobody reads its logits.
+
+    Attributes:
+        tokens_R: int64, the most probable token of each row asked for; of equal logits the lowest id.
+        taps: as in :class:`ForwardResult`.
+    """
+
+    tokens_R: Tensor
+    taps: dict[int, Tensor] = field(default_factory=dict)
+
+
 class Target(Protocol):
-    """A model that can be decoded with. Three methods and a spec."""
+    """A model that can be decoded with. Four methods and a spec."""
 
     @property
     def spec(self) -> TargetSpec: ...
@@ -147,6 +160,10 @@ class Target(Protocol):
 
     def forward(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> ForwardResult:
         """Run one pass; write the rows' keys and values behind each slot's cached tokens (lengths grow by num_rows)."""
+        ...
+
+    def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
+        """As :meth:`forward`, but only the argmax of each row's logits, which need not be written anywhere."""
         ...
 
     def num_weight_bytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.device import Placement
 from outrider.models.layers import gated, rms_norm
+from outrider.sampling.draw import argmax_B
 
 __all__ = [
     "DenseKernels",
@@ -30,6 +31,9 @@ __all__ = [
     "Stream",
     "can_pack_bfloat16",
 ]
+
+_ONE_STEP = 2.0**-7
+"""At least one step of bfloat16, relative to a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,10 @@ class Head(Protocol):
 
     def __call__(self, x_RD: Tensor) -> Tensor: ...
 
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        """The index of each row's largest logit, int64 ``[R]``; the lowest of equal ones."""
+        ...
+
 
 class Kernels(Protocol):
     """Builds the parts of a target. Weights are ``[out, in]`` of any floating dtype and are not kept.
@@ -121,6 +129,10 @@ class Matrix(Protocol):
         """The product in float32."""
         ...
 
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        """The index of each row's largest output, as :meth:`logits` would show it."""
+        ...
+
 
 class DenseMatrix:
     """The library's own product; the weight is kept as it is."""
@@ -139,6 +151,9 @@ class DenseMatrix:
         if x_RD.dtype == torch.float32 or x_RD.device.type == "cpu":
             return F.linear(x_RD, self._weight).float()
         return torch.mm(x_RD, self._weight.t(), out_dtype=torch.float32)
+
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        return argmax_B(self.logits(x_RD))
 
 
 class PackedMatrix:
@@ -166,7 +181,20 @@ class PackedMatrix:
 
         A second product, less the first one's rounded result, yields what the rounding took away.
         """
+        return self._unrounded(x_RD, self(x_RD))
+
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        """Rounding keeps the order of unequal logits: only rows with a second one near the best need a second product."""
         rounded = self(x_RD)
+        best_R1 = rounded.amax(dim=-1, keepdim=True)
+        is_open = (rounded >= best_R1 - best_R1.abs() * _ONE_STEP).sum(dim=-1) > 1
+        tokens_R = argmax_B(rounded)
+        open_rows = is_open.nonzero().flatten()
+        if len(open_rows):
+            tokens_R[open_rows] = argmax_B(self._unrounded(x_RD[open_rows], rounded[open_rows]))
+        return tokens_R
+
+    def _unrounded(self, x_RD: Tensor, rounded: Tensor) -> Tensor:
         rest: Tensor = self._combined(x_RD, rounded, self._packed, None, "sub")
         return rounded.float().add_(rest)
 
@@ -259,3 +287,6 @@ class _DenseHead:
 
     def __call__(self, x_RD: Tensor) -> Tensor:
         return self._matrix.logits(rms_norm(x_RD, self._norm.weight_D, self._norm.eps))
+
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        return self._matrix.argmax(rms_norm(x_RD, self._norm.weight_D, self._norm.eps))

@@ -23,6 +23,7 @@ from torch import Tensor
 from outrider.device import Placement
 from outrider.models.linear import FeedForward, Head, Norm, NormProjection, ResidualProjection, Stream
 from outrider.models.rotation import StreamRotation
+from outrider.sampling.draw import argmax_B
 
 __all__ = ["Int8Kernels", "Int8Matrix", "quantize_rows", "split_rows"]
 
@@ -216,3 +217,6 @@ class _Int8Head:
     def __call__(self, x_RD: Tensor) -> Tensor:
         product, scales_R1 = self._matrix(x_RD)
         return product.mul_(scales_R1)
+
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        return argmax_B(self(x_RD))

@@ -14,7 +14,7 @@ from outrider.cache.base import Cache
 from outrider.cache.dense import DenseCache
 from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
-from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
 from outrider.models.layers import Rotary, Rotation
 from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeights, WeightSource, read_weights
@@ -85,12 +85,31 @@ class LlamaTarget:
         Raises:
             PromptError: a row's position lies past the window.
         """
+        x_RD, tapped = self._run(rows, cache, frozenset(taps))
+        num_rows = _num_logit_rows(rows)
+        if num_rows == 0:  # a prefill chunk in the middle of a prompt: no law is wanted
+            logits_RV = x_RD.new_empty((0, self.config.vocab_size), dtype=torch.float32)
+        else:
+            logits_RV = self._weights.head(x_RD)[:num_rows]
+        return ForwardResult(logits_RV=logits_RV, taps=tapped)
+
+    @torch.inference_mode()
+    def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
+        """As :meth:`forward`, but only each row's most probable token."""
+        x_RD, tapped = self._run(rows, cache, frozenset(taps))
+        num_rows = _num_logit_rows(rows)
+        tokens_R = self._weights.head.argmax(x_RD)[:num_rows] if num_rows else rows.tokens_R[:0]
+        return GreedyResult(tokens_R=tokens_R, taps=tapped)
+
+    def _run(self, rows: PackedRows, cache: Cache, taps: frozenset[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """The residual stream behind the last layer of the rows that are asked for, padded, and all rows' taps."""
         assert isinstance(cache, DenseCache), type(cache)
         self._check_window(rows.segments, cache)
         attention = cache.begin(rows.segments, num_groups=self.config.num_heads // self.config.num_kv_heads)
-        x_RD, tapped = self._run_layers(rows, attention, frozenset(taps))
+        x_RD, tapped = self._run_layers(rows, attention, taps)
         cache.advance(rows.segments)
-        return ForwardResult(logits_RV=self._logits(x_RD, rows), taps=tapped)
+        wanted = rows.logit_rows
+        return x_RD if wanted is None else self._padded(x_RD[list(wanted)]), tapped
 
     def _run_layers(
         self, rows: PackedRows, attention: PassAttention, taps: frozenset[int]
@@ -115,15 +134,6 @@ class LlamaTarget:
         qkv_RNC = layer.qkv(x_RD).view(num_rows, -1, width)
         attended = attention.attend(index, rotation.apply(qkv_RNC).view(num_rows, -1, groups, width))
         return layer.feed_forward(layer.out(x_RD, self._padded(attended)))
-
-    def _logits(self, x_RD: Tensor, rows: PackedRows) -> Tensor:
-        num_rows = rows.tokens_R.shape[0]
-        if rows.logit_rows is not None:
-            num_rows = len(rows.logit_rows)
-            if num_rows == 0:  # a prefill chunk in the middle of a prompt: no law is wanted
-                return x_RD.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-            x_RD = self._padded(x_RD[list(rows.logit_rows)])
-        return self._weights.head(x_RD)[:num_rows]
 
     def _padded(self, x: Tensor) -> Tensor:
         """Rows of zeros behind, up to the row multiple."""
@@ -157,3 +167,7 @@ class LlamaTarget:
             device=self.placement.device,
             fingerprint=checkpoint.fingerprint + part,
         )
+
+
+def _num_logit_rows(rows: PackedRows) -> int:
+    return int(rows.tokens_R.shape[0]) if rows.logit_rows is None else len(rows.logit_rows)

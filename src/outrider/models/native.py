@@ -19,7 +19,7 @@ from outrider.cache.base import Cache
 from outrider.cache.native import NativeCache
 from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
-from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
 from outrider.models.llama_weights import RandomWeights, WeightSource
 from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
@@ -114,28 +114,19 @@ class NativeTarget:
         Raises:
             PromptError: a row's position lies past the window.
         """
-        num_rows = rows.tokens_R.shape[0]
         logits_RV = torch.empty(_num_logit_rows(rows), self.config.vocab_size)
-        taps_ARD = torch.empty(len(taps), num_rows, self.config.hidden_size)
-        layers = torch.tensor(list(taps), dtype=torch.int32)
-        call = CPass(logits=logits_RV.data_ptr())
-        call.num_taps, call.tap_layers, call.taps = len(taps), layers.data_ptr(), taps_ARD.data_ptr()
-        self._run(call, rows, cache)
-        rotation, dtype = self._weights.rotation, self.placement.activation_dtype
-        hidden_ARD = taps_ARD if rotation is None or not taps else rotation.unrotate(taps_ARD)
-        return ForwardResult(
-            logits_RV=logits_RV, taps={layer: tap.to(dtype) for layer, tap in zip(taps, hidden_ARD, strict=True)}
-        )
+        tapped = self._run_tapped(CPass(logits=logits_RV.data_ptr()), rows, cache, taps)
+        return ForwardResult(logits_RV=logits_RV, taps=tapped)
 
     @torch.inference_mode()
-    def forward_greedy(self, rows: PackedRows, cache: Cache) -> Tensor:
-        """As :meth:`forward`, but returns only each row's most probable token, int64 ``[R]``; ties go to the lowest id.
+    def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
+        """As :meth:`forward`, but only each row's most probable token.
 
         The LM head compares as it goes, and no logits are written.
         """
         tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
-        self._run(CPass(argmax=tokens_R.data_ptr()), rows, cache)
-        return tokens_R
+        tapped = self._run_tapped(CPass(argmax=tokens_R.data_ptr()), rows, cache, taps)
+        return GreedyResult(tokens_R=tokens_R, taps=tapped)
 
     @torch.inference_mode()
     def profile(self, rows: PackedRows, cache: Cache) -> dict[str, float]:
@@ -152,6 +143,16 @@ class NativeTarget:
     def part_bytes(self) -> dict[str, int]:
         """Bytes of matrices that each part of :meth:`profile` streams."""
         return {**self._weights.part_bytes(), "attention": 0}
+
+    def _run_tapped(self, call: CPass, rows: PackedRows, cache: Cache, taps: Sequence[int]) -> dict[int, Tensor]:
+        """Run the call, and hand out the hidden states behind the layers asked for as the model knows them."""
+        taps_ARD = torch.empty(len(taps), rows.tokens_R.shape[0], self.config.hidden_size)
+        layers = torch.tensor(list(taps), dtype=torch.int32)
+        call.num_taps, call.tap_layers, call.taps = len(taps), layers.data_ptr(), taps_ARD.data_ptr()
+        self._run(call, rows, cache)
+        rotation, dtype = self._weights.rotation, self.placement.activation_dtype
+        hidden_ARD = taps_ARD if rotation is None or not taps else rotation.unrotate(taps_ARD)
+        return {layer: tap.to(dtype) for layer, tap in zip(taps, hidden_ARD, strict=True)}
 
     def _run(self, call: CPass, rows: PackedRows, cache: Cache) -> None:
         """Fill in the rest of the call, run it, and count the rows as cached."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.cache.base import Cache
-from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
+from outrider.sampling.draw import argmax_B
 
 __all__ = ["TableCache", "TableModel"]
 
@@ -99,6 +100,11 @@ class TableModel:
         first = torch.tensor([before[row] for row in wanted], dtype=torch.int64)
         logits = self._logits[last] if self._logits.dim() == 2 else self._logits[first, last]
         return ForwardResult(logits_RV=logits, taps={tap: rows.tokens_R.float().unsqueeze(1) for tap in taps})
+
+    def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
+        """Look up every row's likeliest token."""
+        result = self.forward(rows, cache, taps=taps)
+        return GreedyResult(tokens_R=argmax_B(result.logits_RV), taps=result.taps)
 
 
 def _tokens_before(segment: Segment, tokens: Sequence[int], cached: Sequence[int]) -> list[int]:

@@ -12,9 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from outrider.types import Proposal, Verdict
-
-__all__ = ["Place", "StepLaws", "Verifier"]
+__all__ = ["Chooses", "GreedyTokens", "Place", "StepLaws"]
 
 
 class Place(NamedTuple):
@@ -31,8 +29,8 @@ class Place(NamedTuple):
     path: tuple[int, ...]
 
 
-class StepLaws(Protocol):
-    """The target's processed law and keyed noise at any node of a step."""
+class Chooses(Protocol):
+    """Says which token the target takes at any node of a step."""
 
     def choose(self, places: Sequence[Place]) -> list[int]:
         """Draw the next token from the target's processed law at each place (greedy: the argmax, ties to the lowest id).
@@ -40,6 +38,27 @@ class StepLaws(Protocol):
         The noise is that of the token's absolute position, so siblings' laws share it.
         """
         ...
+
+
+class GreedyTokens:
+    """The choices of sequences that take the argmax of the raw logits, known for every row.
+
+    Args:
+        tokens: the argmax of each row of the pass.
+        first_rows: the root row of each sequence; node i's row is i + 1 behind it.
+    """
+
+    def __init__(self, tokens: Sequence[int], first_rows: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._first_rows = first_rows
+
+    def choose(self, places: Sequence[Place]) -> list[int]:
+        """Look up the token behind each place."""
+        return [self._tokens[self._first_rows[place.sequence] + place.node + 1] for place in places]
+
+
+class StepLaws(Chooses, Protocol):
+    """The target's processed law and keyed noise at any node of a step."""
 
     def probs_BV(self, places: Sequence[Place]) -> Tensor:
         """The processed law at each place, ``[len(places), V]``, float32 or float64, rows summing to 1."""
@@ -51,12 +70,4 @@ class StepLaws(Protocol):
 
     def draw_from(self, weights_BV: Tensor, places: Sequence[Place]) -> list[int]:
         """Draw from unnormalised residual laws with noise of their own (never that of ``choose`` or of drafting)."""
-        ...
-
-
-class Verifier(Protocol):
-    """Decides which draft tokens are kept and which token comes next."""
-
-    def __call__(self, proposals: Sequence[Proposal], laws: StepLaws, sequences: Sequence[int]) -> list[Verdict]:
-        """Verdicts for ``proposals[i]`` of the step's sequence ``sequences[i]``."""
         ...

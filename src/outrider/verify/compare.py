@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.types import ROOT, Proposal, Verdict
-from outrider.verify.base import Place, StepLaws
+from outrider.verify.base import Chooses, Place
 
 __all__ = ["verify_compare"]
 
 
-def verify_compare(proposals: Sequence[Proposal], laws: StepLaws, sequences: Sequence[int]) -> list[Verdict]:
+def verify_compare(proposals: Sequence[Proposal], laws: Chooses, sequences: Sequence[int]) -> list[Verdict]:
     """Verdicts by draw-and-compare, walked level by level over the batch.
 
     Siblings that carry the same token: the first is kept (their laws are equal, their subtrees may differ).

@@ -1,0 +1,69 @@
+"""One pass of the target and its verdicts.
+
+Where every sequence of the pass takes the argmax of the raw logits and nobody reads log-probabilities, the target is asked
+for tokens only: then the LM head compares as it goes and no logits are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.cache.base import Cache
+from outrider.engine.sequence import LiveSequence
+from outrider.models.base import PackedRows, Target
+from outrider.sampling.laws import ProcessedLaws
+from outrider.types import Proposal, Verdict
+from outrider.verify import GreedyTokens, verify
+
+__all__ = ["Judged", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a pass decided.
+
+    Attributes:
+        verdicts: one a sequence.
+        laws: for log-probabilities; ``None`` where nobody reads them.
+        taps: hidden states of all packed rows, by layer.
+    """
+
+    verdicts: list[Verdict]
+    laws: ProcessedLaws | None
+    taps: dict[int, Tensor]
+
+
+def judge(
+    target: Target,
+    cache: Cache,
+    rows: PackedRows,
+    *,
+    sequences: Sequence[LiveSequence],
+    proposals: Sequence[Proposal],
+    first_rows: Sequence[int],
+    taps: Sequence[int] = (),
+) -> Judged:
+    """Run a pass and verify the proposals.
+
+    Args:
+        target, cache: what runs it.
+        rows: the packed rows.
+        sequences, proposals: what is judged, one proposal a sequence.
+        first_rows: each sequence's root among the rows that logits are asked for.
+        taps: layers whose hidden states are wanted.
+    """
+    if _is_argmax_enough(sequences, proposals):
+        tokens = target.forward_greedy(rows, cache, taps=taps)
+        greedy = GreedyTokens(tokens.tokens_R.tolist(), first_rows)
+        return Judged(verdicts=verify(proposals, greedy), laws=None, taps=tokens.taps)
+    result = target.forward(rows, cache, taps=taps)
+    laws = ProcessedLaws(result.logits_RV, first_rows=first_rows, states=[s.state for s in sequences])
+    return Judged(verdicts=verify(proposals, laws), laws=laws, taps=result.taps)
+
+
+def _is_argmax_enough(sequences: Sequence[LiveSequence], proposals: Sequence[Proposal]) -> bool:
+    is_greedy = all(s.state.is_plain_greedy and s.logprobs is None for s in sequences)
+    return is_greedy and all(proposal.draft_probs_NV is None for proposal in proposals)
