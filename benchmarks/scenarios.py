@@ -1,6 +1,6 @@
-"""Black-box acceptance scenarios on the real model in float32, each for four drafters.
+"""Black-box acceptance scenarios on the real model, each for four drafters; in float32 if nothing else is asked for.
 
-``python -m benchmarks.scenarios`` runs them at full size (half an hour on two cores) and records the outcome in
+``python -m benchmarks.scenarios`` runs them at full size (hours in float32 on two cores) and records each outcome in
 ``benchmarks/results/scenarios.json``; the test suite runs the same functions small. Each scenario states what must hold
 and raises :class:`AssertionError` where it does not; what it saw is returned as JSON values.
 
@@ -39,6 +39,8 @@ RESULT = Path(__file__).parent / "results" / "scenarios.json"
 DRAFTERS = ("ngram", "suffix", "slice:10", "random")
 """A lookup, a suffix tree, a slice of the target itself, and a model that knows nothing."""
 TREE = "slice:10:depth=4,width=4,num_nodes=12"
+_TOLERANCES = {"pytorch": 1e-4}
+"""Logit gap below which a difference is a tie, by path; the native ones are allowed none."""
 COPY_CHAT = [{"role": "user", "content": "Repeat exactly, 5 times: I will never miss any tokens."}]
 
 
@@ -104,7 +106,7 @@ def greedy_identity(setup: Setup) -> dict[str, Any]:
         )
         found = report.to_json()
         assert report.is_lossless, found["differences"]
-        assert report.control.tolerance <= 1e-4
+        assert report.control.tolerance <= _TOLERANCES.get(setup.target.spec.path, 0.0)
         arms += found["arms"]
         ties += found["differences"]
     return {"control": found["control"], "arms": arms, "ties": ties}
@@ -374,21 +376,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scenarios", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), metavar="SPEC")
+    parser.add_argument("--dtype", default="float32", help="precision of the target (default float32)")
     parser.add_argument("--calls", type=int, default=4000, help="calls an arm of S2 (default 4000)")
     parser.add_argument("--max-tokens", type=int, default=96, help="output tokens of S1 (default 96)")
     parser.add_argument("--small", action="store_true", help="a tenth of the size: minutes instead of an hour")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     random.seed(0)
+    failed = 0
     setup = Setup(
-        target=load_target("smollm2-135m-instruct", dtype="float32"),
+        target=load_target("smollm2-135m-instruct", dtype=args.dtype),
         drafters=args.drafters,
         num_calls=args.calls,
         max_tokens=args.max_tokens,
     )
     if args.small:
         setup = replace(setup, **SMALL)
-    data = {**describe_run("benchmarks.scenarios", sys.argv[1:]), "drafters": list(args.drafters), "scenarios": {}}
+    run = {**describe_run("benchmarks.scenarios", sys.argv[1:]), "path": setup.target.spec.path}
     for name in args.only:
         print(f"{name} {SCENARIOS[name].__doc__}", file=sys.stderr)
         began = time.perf_counter()
@@ -397,10 +401,17 @@ def main() -> int:
         except AssertionError as error:
             seen, verdict = {"error": str(error)}, "failed"
         seconds = round(time.perf_counter() - began, 1)
-        data["scenarios"][name] = {"verdict": verdict, "seconds": seconds, "seen": seen}
-        write_json(args.output, data)
+        entry = {"verdict": verdict, "seconds": seconds, "drafters": list(args.drafters), "run": run, "seen": seen}
+        _record(args.output, f"{name}, {args.dtype}", entry)
+        failed += verdict == "failed"
         print(f"{name} {verdict} in {seconds} s", flush=True)
-    return int(any(each["verdict"] == "failed" for each in data["scenarios"].values()))
+    return int(failed > 0)
+
+
+def _record(path: Path, name: str, entry: dict[str, Any]) -> None:
+    """Put one outcome into the file, beside what earlier runs recorded."""
+    data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_json(path, {**data, name: entry})
 
 
 if __name__ == "__main__":
