@@ -101,17 +101,13 @@ def build(
     if compiler is None:
         raise BuildError("no C++ compiler was found (looked for $CXX, g++, clang++, c++)")
     names = [path.stem for path in sorted(SOURCES.glob("*.cpp")) if with_selftest or "selftest" not in path.stem]
-    flags = _FILE_FLAGS.get(machine, {})
     extra = (f"-fsanitize={sanitizers}", *_SANITIZER_FLAGS) if sanitizers else ()
+    own_flags = [(*extra, *_FILE_FLAGS.get(machine, {}).get(name, ())) for name in names]
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
         objects = [Path(folder) / f"{name}.o" for name in names]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(
-                pool.map(
-                    lambda name, out: _compile(compiler, name, out, (*extra, *flags.get(name, ()))), names, objects
-                )
-            )
+            list(pool.map(_compile, [compiler] * len(names), names, objects, own_flags))
         linked = Path(folder) / destination.name
         kind = () if with_selftest else ("-shared",)
         _run([compiler, *kind, "-pthread", *extra, "-o", str(linked), *map(str, objects)])
