@@ -8,6 +8,7 @@
 #   make bench       the speed table (minutes; wants an idle machine)
 #   make scenarios   acceptance scenarios on the real model at full size (half an hour)
 #   make gpu-check   identity, pass times and memory on a CUDA device (under five minutes)
+#   make neon-check  the ARM kernels, cross-compiled, on an emulated processor (two minutes; needs two Debian packages)
 #   make clean       remove the environments and caches
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ SOURCES := $(shell find src -type f -not -name '*.pyc') $(wildcard hatch_build.p
 # What an editable installation compiles once.
 COMPILED := $(shell find src -path '*/csrc/*') $(wildcard hatch_build.py)
 
-.PHONY: demo test check lint mutants bench scenarios gpu-check clean
+.PHONY: demo test check lint mutants bench scenarios gpu-check neon-check clean
 .DEFAULT_GOAL := demo
 
 # The demo runs what a user gets: the installed package. The stamp is renewed when a source file changes.
@@ -61,6 +62,13 @@ scenarios: .venv-dev/installed
 
 gpu-check: .venv-dev/installed
 	.venv-dev/bin/python -m benchmarks.gpu_check $(GPU_ARGS)
+
+# In the suite these tests are skipped where the tools are missing; here that is an error.
+neon-check:
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
+	  { echo "make neon-check needs the Debian packages g++-aarch64-linux-gnu and qemu-user" >&2; exit 1; }
+	@$(MAKE) .venv-dev/installed
+	.venv-dev/bin/python -m pytest tests/native/test_neon.py
 
 clean:
 	rm -rf .venv .venv-dev build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

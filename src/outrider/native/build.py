@@ -16,7 +16,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "cache_path", "find_compiler", "library_name"]
+__all__ = ["BuildError", "architecture", "build", "cache_path", "find_compiler", "library_name"]
 
 SOURCES = Path(__file__).resolve().parent / "csrc"
 
@@ -31,17 +31,30 @@ _FLAGS = (
     "-fvisibility=hidden",
 )
 _AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16")
-_FILE_FLAGS: dict[str, tuple[str, ...]] = {
-    "isa_avx2": ("-mavx2", "-mfma"),
-    "isa_avx512": _AVX512,
-    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+_FILE_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "isa_avx2": ("-mavx2", "-mfma"),
+        "isa_avx512": _AVX512,
+        "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    },
+    "aarch64": {
+        "isa_neon_dot": ("-march=armv8.2-a+dotprod",),
+        "isa_neon_bf16": ("-march=armv8.2-a+dotprod+bf16+i8mm",),
+    },
 }
-_SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+_SANITIZER_FLAGS = ("-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
 _TIMEOUT_S = 600
 
 
 class BuildError(Exception):
     """The library could not be built; the text is one line with the first thing the compiler complained about."""
+
+
+def architecture() -> str:
+    """What this machine's processor is: ``x86_64``, ``aarch64``, or another name of the system's."""
+    machine = platform.machine().lower() or "unknown"
+    return _ARCHITECTURES.get(machine, machine)
 
 
 def library_name() -> str:
@@ -50,8 +63,7 @@ def library_name() -> str:
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
             digest.update(path.name.encode() + path.read_bytes())
-    machine = platform.machine().lower() or "unknown"
-    return f"liboutrider-{sys.platform}-{machine}-{digest.hexdigest()[:16]}.so"
+    return f"liboutrider-{sys.platform}-{architecture()}-{digest.hexdigest()[:16]}.so"
 
 
 def cache_path() -> Path:
@@ -71,27 +83,31 @@ def find_compiler() -> str | None:
     return None
 
 
-def build(destination: Path, *, sanitize: bool = False, with_selftest: bool = False) -> Path:
+def build(
+    destination: Path, *, sanitizers: str = "", with_selftest: bool = False, cross: tuple[str, str] | None = None
+) -> Path:
     """Compile into ``destination``, which appears complete or not at all.
 
     Args:
         destination: path of the shared library, or of the self-test program.
-        sanitize: with address and undefined-behaviour checks.
+        sanitizers: checks at run time, as the compiler names them: ``address,undefined`` or ``thread``.
         with_selftest: link the program ``selftest.cpp`` instead of a library.
+        cross: compiler for another machine, and that machine's architecture.
 
     Raises:
         BuildError: no compiler, or it failed.
     """
-    compiler = find_compiler()
+    compiler, machine = cross or (find_compiler(), architecture())
     if compiler is None:
         raise BuildError("no C++ compiler was found (looked for $CXX, g++, clang++, c++)")
-    names = [path.stem for path in sorted(SOURCES.glob("*.cpp")) if with_selftest or path.stem != "selftest"]
-    extra = _SANITIZER_FLAGS if sanitize else ()
+    names = [path.stem for path in sorted(SOURCES.glob("*.cpp")) if with_selftest or "selftest" not in path.stem]
+    extra = (f"-fsanitize={sanitizers}", *_SANITIZER_FLAGS) if sanitizers else ()
+    own_flags = [(*extra, *_FILE_FLAGS.get(machine, {}).get(name, ())) for name in names]
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
         objects = [Path(folder) / f"{name}.o" for name in names]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(lambda name, out: _compile(compiler, name, out, extra), names, objects))
+            list(pool.map(_compile, [compiler] * len(names), names, objects, own_flags))
         linked = Path(folder) / destination.name
         kind = () if with_selftest else ("-shared",)
         _run([compiler, *kind, "-pthread", *extra, "-o", str(linked), *map(str, objects)])
@@ -100,10 +116,7 @@ def build(destination: Path, *, sanitize: bool = False, with_selftest: bool = Fa
 
 
 def _compile(compiler: str, name: str, out: Path, extra: tuple[str, ...]) -> None:
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    flags = _FILE_FLAGS.get(name, ()) if is_x86 else ()
-    quiet = ("-w",) if extra else ()
-    _run([compiler, *_FLAGS, *extra, *flags, *quiet, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(out)])
+    _run([compiler, *_FLAGS, *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(out)])
 
 
 def _run(command: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Loads the native library and mirrors its C structures.
 
 The library is looked for beside this file (built at installation), then in the user's cache, and is else built there.
-``OUTRIDER_NATIVE=off`` forbids it; ``OUTRIDER_NATIVE=<kernels>`` (``amx``, ``avx512``, ``avx2``, ``portable``) forces one
-instruction set, for tests and comparisons.
+``OUTRIDER_NATIVE=off`` forbids it; ``OUTRIDER_NATIVE=<kernels>`` (``amx``, ``avx512``, ``avx2``; on ARM ``neon_bf16``,
+``neon_dot``, ``neon``; anywhere ``portable``) forces one instruction set, for tests and comparisons.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ __all__ = [
 PHASES = ("qkv", "attention", "out", "gate_up", "down", "head")
 """What ``CPass.phase_ns`` counts, in order."""
 
-KERNELS = ("amx", "avx512", "avx2", "portable")
-"""Instruction sets, fastest first."""
+_KERNELS_OF = {"x86_64": ("amx", "avx512", "avx2"), "aarch64": ("neon_bf16", "neon_dot", "neon")}
+
+KERNELS = (*_KERNELS_OF.get(build.architecture(), ()), "portable")
+"""Instruction sets of this machine's architecture, fastest first."""
 
 _PACKAGED = Path(__file__).resolve().parent / "lib"
 """Where the package's build hook puts the library."""

@@ -5,6 +5,10 @@
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace {
@@ -51,6 +55,30 @@ bool has_amx() {
     return has_avx512() && saves_state(0x60000) && tiles && may_use_tiles();
 }
 
+#elif defined(__aarch64__)
+
+#if defined(__linux__)
+// Bits of the kernel's interface, which old headers do not name.
+bool has_dot_product() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_matrices() {
+    const unsigned long features = getauxval(AT_HWCAP2);
+    return features >> 13 & 1 && features >> 14 & 1;  // I8MM, BF16
+}
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+bool has_dot_product() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_matrices() { return has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16"); }
+#else
+bool has_dot_product() { return false; }
+bool has_matrices() { return false; }
+#endif
+
+bool has_dot_product_and_matrices() { return has_dot_product() && has_matrices(); }
+
 #endif
 
 bool always() { return true; }
@@ -66,6 +94,10 @@ const Choice choices[] = {
     {&kernels_amx, has_amx},
     {&kernels_avx512, has_avx512},
     {&kernels_avx2, has_avx2},
+#elif defined(__aarch64__)
+    {&kernels_neon_bf16, has_dot_product_and_matrices},
+    {&kernels_neon_dot, has_dot_product},
+    {&kernels_neon, always},
 #endif
     {&kernels_portable, always},
 };

@@ -26,4 +26,6 @@ struct Kernels {
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512, kernels_amx;
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon, kernels_neon_dot, kernels_neon_bf16;
 #endif

@@ -11,6 +11,8 @@ namespace {
 inline void relax() {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");  // "yield" does nothing on most cores
 #endif
 }
 
@@ -34,6 +36,15 @@ struct RoundingMode {
     unsigned before = _mm_getcsr();
     RoundingMode() { _mm_setcsr(0x9fc0); }
     ~RoundingMode() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+    // All else clear: round to nearest, and bfloat16 products as ARM first defined them.
+    static constexpr uint64_t FLUSH = 1 << 24;
+    uint64_t before;
+    RoundingMode() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+        __asm__ volatile("msr fpcr, %0" : : "r"(FLUSH));
+    }
+    ~RoundingMode() { __asm__ volatile("msr fpcr, %0" : : "r"(before)); }
 #endif
 };
 

@@ -1,4 +1,4 @@
-// Products in plain C++ over 16 lanes, for any processor (NEON included, as far as the compiler finds it).
+// Products in plain C++ over 16 lanes, for any processor.
 #pragma once
 
 #include "product.h"

@@ -9,6 +9,8 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -50,6 +52,14 @@ INLINE F16 minimum(F16 a, F16 b) {
 INLINE F16 multiply_add(F16 a, F16 b, F16 c) {
 #if defined(__AVX512F__)
     return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__aarch64__)
+    float32x4_t x[4], y[4], sum[4];
+    __builtin_memcpy(x, &a, sizeof x);
+    __builtin_memcpy(y, &b, sizeof y);
+    __builtin_memcpy(sum, &c, sizeof sum);
+    for (int i = 0; i < 4; i++) sum[i] = vfmaq_f32(sum[i], x[i], y[i]);
+    __builtin_memcpy(&c, sum, sizeof c);
+    return c;
 #else
     return a * b + c;
 #endif
