@@ -1,7 +1,8 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
-NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``peers`` or ``peers_8`` (eight streams). Numbers in documents are never typed by hand:
-``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says whether they are up to date.
+NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``peers`` or ``peers_8`` (eight streams). Numbers in
+documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says
+whether they are up to date.
 """
 
 from __future__ import annotations
