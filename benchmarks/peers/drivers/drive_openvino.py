@@ -21,10 +21,8 @@ def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
     scheduler.max_num_seqs = max(1, start["streams"])
     scheduler.enable_prefix_caching = False
     lookup = start["options"]["prompt_lookup"]
-    extra = {"prompt_lookup": True} if lookup else {}
-    pipeline = genai.ContinuousBatchingPipeline(
-        start["model"], scheduler, "CPU", {"INFERENCE_NUM_THREADS": start["threads"]}, {}, **extra
-    )
+    properties = {"INFERENCE_NUM_THREADS": start["threads"], **({"prompt_lookup": True} if lookup else {})}
+    pipeline = genai.ContinuousBatchingPipeline(start["model"], scheduler, "CPU", properties)
 
     def config_of(request: dict[str, Any]) -> Any:
         config = genai.GenerationConfig()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.make_docs import render
 from benchmarks.peers.catalogue import REFERENCE, all_arms, choose
-from benchmarks.peers.drivers import drive_llama_server
+from benchmarks.peers.setups import DRIVERS
 from benchmarks.peers.summary import Turn, best_against_ours, common_prefix, rows_of
 from benchmarks.peers.workfile import WorkFile
 
@@ -81,7 +82,9 @@ def test_common_prefixes() -> None:
     assert [common_prefix([1, 2, 3], other) for other in ([1, 2, 4], [1, 2], [], [1, 2, 3])] == [2, 2, 0, 3]
 
 
-def test_llama_server_answers_are_read() -> None:
+def test_llama_server_answers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DRIVERS)
+    drive_llama_server = importlib.import_module("drive_llama_server")
     replies = [
         {
             "tokens": [5, 6, 7, 2, 8],
