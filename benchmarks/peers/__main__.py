@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     """List, set up, or measure and print."""
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # arms that stand still are ended on the way out
     try:
         arms = choose(all_arms(num_draft_tokens=args.num_draft_tokens, drafters=args.draft), args.only)
         if args.list:

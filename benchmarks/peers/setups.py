@@ -125,7 +125,7 @@ class Setups:
             "VLLM_CACHE_ROOT": str(self.root / "vllm" / "cache"),
             "LD_PRELOAD": _preloaded(environment.folder / "env"),
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_LOGGING_LEVEL": "INFO",
             "HF_HUB_OFFLINE": "1",
             **environment.path(),
         }
@@ -142,8 +142,10 @@ class Setups:
             command += ["--task", "text-generation-with-past", "--weight-format", arm.weights, folder]
             run_logged(command, environment.log, env={**environment.path(), "HF_HUB_OFFLINE": "1"})
             (folder / "done.txt").write_text(f"{arm.weights}\n", encoding="utf-8")
+        # Where it sees one processor, this release's AMX kernels divide by zero.
+        env = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"} if len(os.sched_getaffinity(0)) == 1 else {}
         driver = DRIVERS / "drive_openvino.py"
-        return Ready(python=environment.python, driver=driver, model=str(folder), options=arm.options)
+        return Ready(python=environment.python, driver=driver, model=str(folder), options=arm.options, env=env)
 
     def _llamacpp(self, arm: Arm) -> Ready:
         build = LlamaCpp(self.root / "llamacpp", jobs=self._jobs)
@@ -205,6 +207,7 @@ class LlamaCpp:
         if not (source / "unpacked.txt").exists():
             with tarfile.open(archive) as file:
                 file.extractall(source.parent, filter="data")
+            _keep_tile_shapes(source / "vendor" / "llama.cpp" / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
             (source / "unpacked.txt").write_text(archive.name + "\n", encoding="utf-8")
         return source / "vendor" / "llama.cpp"
 
@@ -232,6 +235,17 @@ class LlamaCpp:
             run_logged(command, self._environment.log)
             partial.replace(path)
         return path
+
+
+def _keep_tile_shapes(path: Path) -> None:
+    """Let older compilers build llama.cpp's AMX products.
+
+    GCC 12 is told by its own ``_tile_loadconfig`` that only eight of the 64 bytes are read, drops the stores to the others,
+    and the first tile instruction is illegal. The line added here changes nothing else.
+    """
+    load = "_tile_loadconfig(&tc);"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(load, f'asm volatile("" : : "m"(tc) : "memory"); {load}'), encoding="utf-8")
 
 
 def _check_offered(server: Path, arguments: Sequence[str]) -> None:

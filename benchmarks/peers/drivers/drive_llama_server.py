@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from wire import Handler, Reply, cut, serve
+from wire import Handler, Reply, cut, end_with_parent, serve
 
 START_SECONDS = 120
 REQUEST_SECONDS = 600
@@ -47,7 +47,11 @@ class Server:
     def __init__(self, start: dict[str, Any]) -> None:
         self._port, self._streams = free_port(), max(1, start["streams"])
         self._process = subprocess.Popen(
-            command(start, self._port), stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
+            command(start, self._port),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            stderr=sys.stderr,
+            preexec_fn=end_with_parent,
         )
         deadline = time.monotonic() + START_SECONDS
         while not self._is_healthy():

@@ -12,8 +12,10 @@ A driver is one process that loads one arm and stays up. It reads a JSON object 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,6 +31,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[Handler, Reply]]) -> None:
     Args:
         load: given the start object, returns what answers requests and what to say about itself (versions, note).
     """
+    end_with_parent()
     # Libraries print to standard output as they like: it goes to the log, the conversation keeps a copy of its own.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -46,6 +49,15 @@ def serve(load: Callable[[dict[str, Any]], tuple[Handler, Reply]]) -> None:
             traceback.print_exc()
             reply = {"error": _text(error)}
         _say(channel, reply)
+
+
+def end_with_parent() -> None:
+    """Have Linux end this process when its parent is gone, even while it stands still."""
+    set_parent_death_signal = 1
+    try:
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
 
 
 def _text(error: BaseException) -> str:

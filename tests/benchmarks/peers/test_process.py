@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +53,35 @@ def test_failures_in_a_turn_are_named(counting: Any, tmp_path: Path, option: str
         driver.close()
     with pytest.raises(DriverError):
         driver.ask(REQUEST)
+
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from benchmarks.peers.process import Driver
+from benchmarks.peers.setups import Ready
+ready = Ready(python=Path(sys.executable), driver=Path(sys.argv[1]), model="", options={})
+start = dict(threads=1, streams=1, context=8)
+driver = Driver(ready, start, log=Path(sys.argv[2]), start_s=20, request_s=20)
+print(driver.ask(dict(prompts=[[1]], max_tokens=2, stop_ids=[]))["process"], flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
+def test_a_standing_driver_ends_with_the_run_that_is_killed(counting: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(counting().driver), str(tmp_path / "arm.log")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    driver_id = int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+    deadline = time.monotonic() + 10
+    while _is_alive(driver_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(driver_id)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
