@@ -20,6 +20,8 @@ def load(start):
         raise RuntimeError("no such weights")
     print("libraries print to standard output")
     def answer(request):
+        if not request:
+            return dict(read_gb_per_s=1.0, bf16_tflop_per_s=1.0)
         if options.get("dies"):
             os._exit(3)
         if options.get("hangs"):

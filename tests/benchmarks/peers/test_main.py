@@ -59,7 +59,7 @@ def test_outrider_and_transformers_really_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "pick", lambda group, count, traffic: load_group("copy_heavy")[:2])
-    arms = ["transformers", "outrider-bf16-plain", "outrider-int8-suffix"]
+    arms = ["transformers", "outrider-bf16-plain", "outrider-bf16-suffix"]
     arguments = ["--only", *arms, "--groups", "humaneval", "--tokens", "8", "--threads", "1"]
     arguments += ["--root", str(tmp_path), "--out", str(tmp_path / "peers.json")]
     assert main(arguments) == 0
@@ -68,12 +68,12 @@ def test_outrider_and_transformers_really_run(
         "transformers-bf16-plain": 2,
         "transformers-bf16-lookup": 2,
         "outrider-bf16-plain": 2,
-        "outrider-int8-suffix": 2,
+        "outrider-bf16-suffix": 2,
     }
     assert rows["outrider-bf16-plain"]["identical"] == "2 of 2"
     assert rows["transformers-bf16-plain"]["agreement"] > 0.5
     assert rows["transformers-bf16-plain"]["tokens_per_pass"] == 1.0
-    assert rows["outrider-int8-suffix"]["speed_up"] is None
+    assert rows["outrider-bf16-suffix"]["identical"] == "2 of 2"
     assert "transformers-bf16-lookup" in capsys.readouterr().out
 
 
