@@ -123,6 +123,9 @@ class Setups:
             "VLLM_CPU_OMP_THREADS_BIND": cores,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CACHE_ROOT": str(self.root / "vllm" / "cache"),
+            # This release cannot load what it compiled ahead of time, and would compile at every start; inductor can.
+            "VLLM_USE_AOT_COMPILE": "0",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.root / "vllm" / "cache" / "inductor"),
             "LD_PRELOAD": _preloaded(environment.folder / "env"),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "INFO",

@@ -10,6 +10,12 @@ from wire import Handler, Reply, cut, serve, versions
 CACHE_GB = 2
 
 
+def num_passes(result: Any) -> int | None:
+    """Decode passes: steps that brought tokens, without the first; ``None`` where the record is not whole."""
+    steps = list(result.perf_metrics.raw_metrics.m_batch_sizes)
+    return len(steps) - 1 if steps and sum(steps) == len(result.m_generation_ids[0]) else None
+
+
 def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
     """A continuous-batching pipeline without prefix caching, so that each prompt is read in whole."""
     import numpy as np
@@ -47,7 +53,9 @@ def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
             }
             for result in results
         ]
-        return {"answers": answers, "wall_s": wall_s}
+        passes = [num_passes(result) for result in results]
+        told = {} if None in passes else {"passes": sum(passes)}
+        return {"answers": answers, "wall_s": wall_s, **told}
 
     return answer, {"versions": versions("openvino", "openvino-genai")}
 

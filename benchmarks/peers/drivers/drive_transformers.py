@@ -23,10 +23,10 @@ class Stamps:
 
 
 class Decoder:
-    """One model, run one prompt at a time, or several left-padded ones together."""
+    """One model, run one prompt at a time, or ``streams`` left-padded ones together."""
 
-    def __init__(self, model: Any, prompt_lookup: int) -> None:
-        self._model = model
+    def __init__(self, model: Any, prompt_lookup: int, streams: int) -> None:
+        self._model, self._size = model, 1 if prompt_lookup else max(1, streams)
         self._extra = {"prompt_lookup_num_tokens": prompt_lookup} if prompt_lookup else {}
         self._calls = 0
         model.register_forward_hook(self._count)
@@ -35,17 +35,17 @@ class Decoder:
         self._calls += 1
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        """Greedy. Lookup takes one sequence at a time; plain decoding takes all together."""
+        """Greedy. Lookup takes one sequence at a time; plain decoding as many as there are streams."""
         import torch
 
         prompts = request["prompts"]
-        groups = [[prompt] for prompt in prompts] if self._extra else [prompts]
+        groups = [prompts[at : at + self._size] for at in range(0, len(prompts), self._size)]
         self._calls = 0
         begun = time.perf_counter()
         with torch.inference_mode():
             answers = [each for group in groups for each in self._group(group, request)]
-        passes = {"passes": self._calls - len(groups)} if len(prompts) == 1 or self._extra else {}
-        return {"answers": answers, "wall_s": time.perf_counter() - begun, **passes}
+        wall_s = time.perf_counter() - begun
+        return {"answers": answers, "wall_s": wall_s, "passes": self._calls - len(groups)}
 
     def _group(self, prompts: list[list[int]], request: dict[str, Any]) -> list[Reply]:
         import torch
@@ -77,7 +77,7 @@ def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
     torch.set_num_threads(start["threads"])
     transformers.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(start["model"], dtype=torch.bfloat16).eval()
-    decoder = Decoder(model, start["options"]["prompt_lookup"])
+    decoder = Decoder(model, start["options"]["prompt_lookup"], start["streams"])
     about = {"transformers": transformers.__version__, "torch": torch.__version__}
     return decoder.answer, {"versions": about}
 
