@@ -17,6 +17,8 @@ from benchmarks.peers.setups import Ready
 
 __all__ = ["Driver", "DriverError"]
 
+PAUSE_SECONDS = 1.0
+
 
 class DriverError(RuntimeError):
     """A driver died, hung or answered with an error."""
@@ -79,8 +81,11 @@ class Driver:
             self.pause()
 
     def pause(self) -> None:
-        """Stop every process of the arm until its next turn."""
+        """Stop every process of the arm until its next turn, and see it stand still."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + PAUSE_SECONDS
+        while self._process.poll() is None and not self.is_stopped() and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def close(self) -> None:
         """End the arm and everything that it started."""
