@@ -59,21 +59,16 @@ def test_outrider_and_transformers_really_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "pick", lambda group, count, traffic: load_group("copy_heavy")[:2])
-    arms = ["transformers", "outrider-bf16-plain", "outrider-bf16-suffix"]
+    arms = ["transformers-bf16-lookup", "outrider-bf16-plain"]
     arguments = ["--only", *arms, "--groups", "humaneval", "--tokens", "8", "--threads", "1"]
     arguments += ["--root", str(tmp_path), "--out", str(tmp_path / "peers.json")]
     assert main(arguments) == 0
     rows = {row["arm"]: row for row in json.loads((tmp_path / "peers.json").read_text(encoding="utf-8"))["rows"]}
-    assert {name: row["turns"] for name, row in rows.items()} == {
-        "transformers-bf16-plain": 2,
-        "transformers-bf16-lookup": 2,
-        "outrider-bf16-plain": 2,
-        "outrider-bf16-suffix": 2,
-    }
+    assert {name: row["turns"] for name, row in rows.items()} == dict.fromkeys(arms, 2)
     assert rows["outrider-bf16-plain"]["identical"] == "2 of 2"
-    assert rows["transformers-bf16-plain"]["agreement"] > 0.5
-    assert rows["transformers-bf16-plain"]["tokens_per_pass"] == 1.0
-    assert rows["outrider-bf16-suffix"]["identical"] == "2 of 2"
+    assert rows["outrider-bf16-plain"]["tokens_per_pass"] == 1.0
+    assert rows["transformers-bf16-lookup"]["agreement"] > 0.5
+    assert rows["transformers-bf16-lookup"]["tokens_per_pass"] >= 1.0
     assert "transformers-bf16-lookup" in capsys.readouterr().out
 
 
