@@ -203,8 +203,9 @@ class LlamaCpp:
     def _sources(self) -> Path:
         sdist = self._folder / "sdist"
         if not list(sdist.glob("*.tar.gz")):
-            # --no-build-isolation and --no-deps do not keep pip from asking the sdist for its metadata: a minute.
-            self._environment.pip("download", "--no-deps", "--no-binary", ":all:", "--dest", str(sdist), LLAMA_CPP)
+            # Only this package as source: what pip needs to read its metadata may come as wheels.
+            source_only = ("--no-binary", LLAMA_CPP.partition("=")[0])
+            self._environment.pip("download", "--no-deps", *source_only, "--dest", str(sdist), LLAMA_CPP)
         [archive] = sdist.glob("*.tar.gz")
         source = self._folder / "src" / archive.name.removesuffix(".tar.gz")
         if not (source / "unpacked.txt").exists():
