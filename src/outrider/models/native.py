@@ -32,11 +32,11 @@ __all__ = ["NativeTarget"]
 
 
 class NativeTarget:
-    """A Llama decoder as a :class:`outrider.models.base.Target`, on the CPU, in bfloat16 or int8.
+    """A Llama decoder as a :class:`outrider.models.base.Target`, on the CPU, in bfloat16, int8 or 4 bits.
 
     Args:
         checkpoint: where weights, config and tokenizer come from. Kept, and read again by :meth:`requantized`.
-        placement: ``cpu``, ``bfloat16`` or ``int8``.
+        placement: ``cpu``, any precision but ``float32``.
         weights: weights already in memory, shared with another target; read from the checkpoint when ``None``.
         kernels: instruction set; ``None`` takes ``OUTRIDER_NATIVE`` or else the fastest that runs here.
         num_threads: size of the native thread pool; ``None`` takes torch's. Threads of torch spin for milliseconds after
@@ -57,10 +57,10 @@ class NativeTarget:
         kernels: str | None = None,
         num_threads: int | None = None,
     ) -> None:
-        if placement.device.type != "cpu" or placement.precision not in ("bfloat16", "int8"):
+        if placement.device.type != "cpu" or placement.precision == "float32":
             raise ConfigError(
                 f"the native path does not run {placement.precision} on {placement.device}; "
-                "it runs bfloat16 and int8 on cpu"
+                "it runs bfloat16, int8, int4 and int4-g128 on cpu"
             )
         self.checkpoint = checkpoint
         self.placement = placement
