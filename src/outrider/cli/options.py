@@ -88,8 +88,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Who proposes: none, ngram, suffix, self (an int8 copy of the target; self:dtype=int4 in 4 bits), slice:8 (its first 8 layers), "
-        "random, or a model with the same tokenizer.",
+        help="Who proposes: none, ngram, suffix, self (an int8 copy of the target; self:dtype=int4 in 4 bits), "
+        "slice:8 (its first 8 layers), random, or a model with the same tokenizer.",
         show_default="suffix",
         rich_help_panel=SPECULATION,
     ),

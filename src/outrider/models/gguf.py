@@ -24,8 +24,8 @@ from outrider.models.config import LlamaConfig, RopeConfig
 from outrider.models.dequantise import dequantise, four_bit_blocks
 from outrider.models.fingerprint import TensorBytes, fingerprint
 from outrider.models.gguf_file import GGUFFile
-from outrider.models.grid import Grid
 from outrider.models.gguf_vocab import gguf_tokenizer
+from outrider.models.grid import Grid
 
 __all__ = ["GGUFTensors", "inverse_permute", "open_gguf"]
 
