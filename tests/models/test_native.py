@@ -139,7 +139,7 @@ def test_four_bits_do_what_the_pytorch_path_does(kernels: str, shape: str, preci
     tokens = tokens_of(config, 150)
     expected, _, _ = read_all(LlamaTarget(Rounded(config), placement(precision)), tokens)
     got, _, _ = read_all(native(config, precision, kernels), tokens)
-    assert relative_error(got, expected) < (0.02 if config.head_width % 32 == 0 else 0.15)
+    assert relative_error(got, expected) < (0.04 if config.head_width % 32 == 0 else 0.15)
 
 
 def test_trees_and_batches_match_the_pytorch_path(kernels: str) -> None:
