@@ -133,13 +133,16 @@ def test_int8_is_as_close_to_float32_as_the_pytorch_path(kernels: str, shape: st
 
 @pytest.mark.parametrize("precision", ["int4", "int4-g128"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_four_bits_do_what_the_pytorch_path_does(kernels: str, shape: str, precision: Precision) -> None:
-    """The same grids and levels; heads that are no whole blocks move the groups of one matrix."""
+def test_four_bits_are_as_close_to_float32_as_the_pytorch_path(kernels: str, shape: str, precision: Precision) -> None:
+    """Both have the same grids and levels, unless heads are no whole blocks, which moves the groups of one matrix."""
     config = SHAPES[shape]
     tokens = tokens_of(config, 150)
-    expected, _, _ = read_all(LlamaTarget(Rounded(config), placement(precision)), tokens)
+    exact, _, _ = read_all(LlamaTarget(Rounded(config), placement("float32")), tokens)
+    other, _, _ = read_all(LlamaTarget(Rounded(config), placement(precision)), tokens)
     got, _, _ = read_all(native(config, precision, kernels), tokens)
-    assert relative_error(got, expected) < (0.04 if config.head_width % 32 == 0 else 0.15)
+    assert relative_error(got, exact) < 1.2 * relative_error(other, exact) + 0.003
+    if config.head_width % 32 == 0:
+        assert relative_error(got, other) < 0.04
 
 
 def test_trees_and_batches_match_the_pytorch_path(kernels: str) -> None:

@@ -18,25 +18,25 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// `inputs`: bytes of a multiplication's inner dimension, 64 or 32.
-void configure(int inputs) {
+// `inputs`: bytes of a multiplication's inner dimension, 64 or 32; `rows`: of operands and results.
+void configure(int inputs, int rows) {
     TileConfig config;
     for (int i = 0; i < 8; i++) {
         config.bytes_per_row[i] = i == 4 || i == 5 ? inputs : 64;
-        config.rows[i] = i >= 6 ? inputs / 4 : 16;
+        config.rows[i] = i >= 6 ? inputs / 4 : rows;
     }
     // GCC's intrinsic claims to read 8 bytes only, and the stores to the rest would be dropped.
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 
-void begin_thread() { configure(64); }
-// Around 4-bit products of up to that many rows.
+void begin_thread() { configure(64, ROW_TILE); }
+// Around 4-bit products of up to that many rows. Tiles of fewer rows multiply and come back sooner.
 void begin_int4(int group_parts, int num_rows) {
-    if (group_parts == 1 && num_rows > MOST_VNNI_ROWS) configure(32);
+    if (num_rows > MOST_VNNI_ROWS) configure(group_parts == 1 ? 32 : 64, num_rows < ROW_TILE ? num_rows : ROW_TILE);
 }
-void end_int4(int group_parts, int num_rows) {
-    if (group_parts == 1 && num_rows > MOST_VNNI_ROWS) configure(64);
+void end_int4(int, int num_rows) {
+    if (num_rows > MOST_VNNI_ROWS) begin_thread();
 }
 // Live tiles would add 8 KiB to every switch of threads.
 void end_thread() { _tile_release(); }
