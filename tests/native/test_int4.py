@@ -99,7 +99,7 @@ def test_a_row_does_not_depend_on_its_company(
 
 
 @precisions
-@pytest.mark.parametrize("num_rows", [1, 4, 5, 16, 17, 32])
+@pytest.mark.parametrize("num_rows", [1, 4, 5, 8, 9, 16, 17, 32])
 def test_instruction_sets_with_fused_arithmetic_agree_bit_for_bit(precision: str, num_rows: int) -> None:
     noise = torch.Generator().manual_seed(num_rows)
     grid = random_grid(576, precision, noise)

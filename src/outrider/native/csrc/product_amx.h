@@ -33,10 +33,10 @@ void configure(int inputs, int rows) {
 void begin_thread() { configure(64, ROW_TILE); }
 // Around 4-bit products of up to that many rows. Tiles of fewer rows multiply and come back sooner.
 void begin_int4(int group_parts, int num_rows) {
-    if (num_rows > MOST_VNNI_ROWS) configure(group_parts == 1 ? 32 : 64, num_rows < ROW_TILE ? num_rows : ROW_TILE);
+    if (num_rows > most_vnni_rows(group_parts)) configure(group_parts == 1 ? 32 : 64, num_rows < ROW_TILE ? num_rows : ROW_TILE);
 }
-void end_int4(int, int num_rows) {
-    if (num_rows > MOST_VNNI_ROWS) begin_thread();
+void end_int4(int group_parts, int num_rows) {
+    if (num_rows > most_vnni_rows(group_parts)) begin_thread();
 }
 // Live tiles would add 8 KiB to every switch of threads.
 void end_thread() { _tile_release(); }
