@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.models.dequantise import dequantise, four_bit_blocks
-from outrider.models.grid import GROUP_WIDTHS, Grid, combine, quantise_to_grid, read_grid
+from outrider.models.grid import GROUP_WIDTHS, Grid, combine, note_of, quantise_to_grid, read_grid
 
 Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
 
@@ -91,3 +91,10 @@ def test_rows_of_several_grids_are_moved_together(precision: str) -> None:
     grids = [quantise_to_grid(weight, precision) for weight in (first, second)]
     both = combine(lambda a, b: torch.cat((b, a)), *grids)
     assert torch.equal(both.dequantised(), torch.cat((grids[1].dequantised(), grids[0].dequantised())))
+
+
+def test_a_note_says_dequantised_only_where_that_is_so() -> None:
+    note = "4-bit GGUF (Q4_1), dequantised"
+    assert note_of(note, "int4") == "4-bit GGUF (Q4_1), as stored"
+    assert note_of(note, "int8") == note_of(note, "int4-g128") == note
+    assert note_of("8-bit GGUF (Q8_0), dequantised", "int4") == "8-bit GGUF (Q8_0), dequantised"

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["GROUP_WIDTHS", "Grid", "GridSource", "combine", "quantise_to_grid", "read_grid"]
+__all__ = ["GROUP_WIDTHS", "Grid", "GridSource", "combine", "note_of", "quantise_to_grid", "read_grid"]
 
 GROUP_WIDTHS: Mapping[str, int] = MappingProxyType({"int4": 32, "int4-g128": 128})
 """Inputs of a group by precision."""
@@ -88,6 +88,12 @@ def read_grid(source: object, name: str, precision: str, read: Callable[[str], T
         if stored is not None:
             return stored
     return quantise_to_grid(read(name), precision)
+
+
+def note_of(note: str, precision: str) -> str:
+    """A checkpoint's note on its file, as it is true in this precision: int4 keeps Q4_1 and Q4_0 as they are."""
+    is_kept = precision == "int4" and ("(Q4_1)" in note or "(Q4_0)" in note)
+    return note.replace(", dequantised", ", as stored") if is_kept else note
 
 
 def quantise_to_grid(weight: Tensor, precision: str) -> Grid:

@@ -26,7 +26,7 @@ _LEVELS = 127.0
 def round_groups(x_RD: Tensor, group: int) -> Tensor:
     """Rows as int8 levels with one scale for each group of inputs hold them; float32."""
     width = x_RD.shape[-1]
-    parts = F.pad(x_RD.float(), (0, -width % group)).unflatten(-1, (-1, group))
+    parts = F.pad(x_RD.float(), (0, -width % group)).reshape(*x_RD.shape[:-1], -1, group)
     levels, peaks = quantize_rows(parts)
     return (levels * (peaks / _LEVELS)).flatten(-2)[..., :width]
 

@@ -21,6 +21,7 @@ from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
 from outrider.models.base import ForwardResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import note_of
 from outrider.models.llama_weights import RandomWeights, WeightSource
 from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
 from outrider.native.library import PHASES, Context, CPass, CSegment, open_context, requested_kernels
@@ -71,7 +72,7 @@ class NativeTarget:
             self._weights = weights or read_native_weights(checkpoint, placement)
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=self._weights.num_layers)
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
-        self.checkpoint_note: str = getattr(checkpoint, "note", "")
+        self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
         self.spec = self._build_spec()
         self._rotary = RotaryTable(self.config)
 
