@@ -1,7 +1,6 @@
 """What each precision costs in fidelity: perplexity, and the divergence of its law from float32's, on one text.
 
-All precisions read the same tokens in the same chunks, side by side, so that only two rows of logits are in memory for
-each. The divergence is KL(float32 || precision) in nats, averaged over positions: perplexity alone hides errors that
+All precisions read the same tokens in the same chunks, side by side, so that only one chunk's logits are in memory. The divergence is KL(float32 || precision) in nats, averaged over positions: perplexity alone hides errors that
 happen to help. The text is ours (``data/perplexity.txt``): fiction, letters, figures, a recipe, a little code.
 """
 
@@ -23,13 +22,14 @@ from benchmarks.provenance import describe_run
 from outrider.device import PRECISIONS, resolve_placement
 from outrider.models.base import LoadedTarget, PackedRows
 from outrider.models.checkpoint import Checkpoint
+from outrider.models.grid import GROUP_WIDTHS
 from outrider.models.load import build_target, load_checkpoint
 
 ROOT = Path(__file__).parent
 TEXT = ROOT / "data" / "perplexity.txt"
 CHUNK = 128
 NOTE = (
-    "4-bit numbers: the linear weights of this GGUF are on the Q4_1 grid already, so int4 holds them exactly and loses only "
+    "*) The linear weights of this GGUF are on the Q4_1 grid already, so int4 holds them exactly and loses only "
     "what rounding the rows and the LM head costs. int4-g128 rounds them a second time; a model that was trained in more "
     "bits would lose more in int4 than is shown here."
 )
@@ -94,6 +94,7 @@ def measure(
             "path": reader.target.spec.path,
             "weight_bytes": reader.target.num_weight_bytes(),
             **tallies[name].summary(),
+            **({"note": NOTE} if name in GROUP_WIDTHS else {}),
         }
         for name, reader in readers.items()
     ]
@@ -118,7 +119,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     ]
     for row in results:
         lines.append(
-            f"| {row['precision']} | {row['path']} | {row['weight_bytes'] / 1e6:.1f} | {row['perplexity']:.3f} "
+            f"| {row['precision']}{'*' if row['precision'] in GROUP_WIDTHS else ''} | {row['path']} | {row['weight_bytes'] / 1e6:.1f} | {row['perplexity']:.3f} "
             f"| {row['kl_nats']:.5f} | {row['kl_nats_99th_percentile']:.4f} | {row['same_best_token']:.1%} |"
         )
     return "\n".join(lines)
@@ -147,9 +148,7 @@ def main() -> int:
         f"{checkpoint.name} ({checkpoint.note}), {len(tokens)} tokens of {args.text.name}\n\n{table(results)}\n\n{NOTE}"
     )
     out = args.out or ROOT / "results" / f"perplexity-{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
-    out.write_text(
-        json.dumps({"run": run, "num_tokens": len(tokens), "note": NOTE, "results": results}, indent=1) + "\n"
-    )
+    out.write_text(json.dumps({"run": run, "num_tokens": len(tokens), "results": results}, indent=1) + "\n")
     return 0
 
 

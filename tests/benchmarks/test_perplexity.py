@@ -24,8 +24,9 @@ def test_a_law_compared_with_itself_and_with_a_uniform_one() -> None:
 def test_the_table_has_a_line_for_each_precision() -> None:
     tally = Tally()
     tally.add(torch.zeros(2, 4).log_softmax(-1), torch.zeros(2, 4).log_softmax(-1), [1, 2])
-    rows = [{"precision": name, "path": "pytorch", "weight_bytes": 10, **tally.summary()} for name in ("a", "b")]
-    assert len(table(rows).splitlines()) == 4
+    rows = [{"precision": name, "path": "pytorch", "weight_bytes": 10, **tally.summary()} for name in ("int8", "int4")]
+    lines = table(rows).splitlines()
+    assert len(lines) == 4 and "| int4* |" in lines[3] and "*" not in lines[2]
 
 
 def test_the_text_is_long_enough_to_mean_something() -> None:
