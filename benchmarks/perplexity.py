@@ -1,7 +1,8 @@
 """What each precision costs in fidelity: perplexity, and the divergence of its law from float32's, on one text.
 
-All precisions read the same tokens in the same chunks, side by side, so that only one chunk's logits are in memory. The divergence is KL(float32 || precision) in nats, averaged over positions: perplexity alone hides errors that
-happen to help. The text is ours (``data/perplexity.txt``): fiction, letters, figures, a recipe, a little code.
+All precisions read the same tokens in the same chunks, side by side, so that only one chunk's logits are in memory.
+The divergence is KL(float32 || precision) in nats, averaged over positions: perplexity alone hides errors that happen to
+help. The text is ours (``data/perplexity.txt``): fiction, letters, figures, a recipe, a little code.
 """
 
 from __future__ import annotations
@@ -118,8 +119,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in results:
+        mark = "*" if "note" in row else ""
         lines.append(
-            f"| {row['precision']}{'*' if row['precision'] in GROUP_WIDTHS else ''} | {row['path']} | {row['weight_bytes'] / 1e6:.1f} | {row['perplexity']:.3f} "
+            f"| {row['precision']}{mark} | {row['path']} | {row['weight_bytes'] / 1e6:.1f} | {row['perplexity']:.3f} "
             f"| {row['kl_nats']:.5f} | {row['kl_nats_99th_percentile']:.4f} | {row['same_best_token']:.1%} |"
         )
     return "\n".join(lines)

@@ -25,6 +25,7 @@ def test_the_table_has_a_line_for_each_precision() -> None:
     tally = Tally()
     tally.add(torch.zeros(2, 4).log_softmax(-1), torch.zeros(2, 4).log_softmax(-1), [1, 2])
     rows = [{"precision": name, "path": "pytorch", "weight_bytes": 10, **tally.summary()} for name in ("int8", "int4")]
+    rows[1]["note"] = "on the grid"
     lines = table(rows).splitlines()
     assert len(lines) == 4 and "| int4* |" in lines[3] and "*" not in lines[2]
 
