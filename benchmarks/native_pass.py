@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.provenance import describe_run
 from benchmarks.stats import spread
-from outrider.device import Placement
+from outrider.device import PRECISIONS, Placement
 from outrider.models.base import PackedRows
 from outrider.models.config import LlamaConfig, RopeConfig
 from outrider.models.llama import LlamaTarget
@@ -160,7 +160,7 @@ def main() -> int:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.native_pass", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help=f"alias, file or folder, or {RANDOM_1B}")
-    parser.add_argument("--precision", nargs="+", default=["bfloat16", "int8"], choices=["bfloat16", "int8"])
+    parser.add_argument("--precision", nargs="+", default=["bfloat16", "int8"], choices=PRECISIONS[1:])
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROW_COUNTS))
     parser.add_argument("--cached", type=int, default=256, help="tokens cached before each pass")
     parser.add_argument("--rounds", type=int, default=30)

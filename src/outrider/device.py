@@ -21,7 +21,7 @@ __all__ = [
     "synchronize",
 ]
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["float32", "bfloat16", "int8", "int4", "int4-g128"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
@@ -31,7 +31,8 @@ class Placement:
 
     Attributes:
         device: torch device.
-        precision: how linear weights are held and multiplied.
+        precision: how linear weights are held and multiplied; ``int4`` in groups of 32 on the grid of GGUF's Q4_1,
+            ``int4-g128`` in groups of 128 (:mod:`outrider.models.grid`). ``auto`` never chooses 4 bits.
         reason: one clause that says why ``auto`` chose this; empty when the user chose.
     """
 
@@ -41,7 +42,7 @@ class Placement:
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """Dtype of the residual stream and of the cache (int8 quantises weights and rows, not the stream)."""
+        """Dtype of the residual stream and of the cache (integer precisions quantise weights and rows, not the stream)."""
         return torch.float32 if self.precision == "float32" else torch.bfloat16
 
 
@@ -49,7 +50,7 @@ def resolve_placement(dtype: str = "auto", device: str = "auto") -> Placement:
     """Resolve ``auto`` by what the machine can do.
 
     Args:
-        dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8``.
+        dtype: ``auto`` or a name of :data:`PRECISIONS`.
         device: ``auto``, ``cpu``, or any torch device string such as ``cuda:0``.
 
     Raises:

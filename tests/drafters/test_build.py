@@ -115,8 +115,11 @@ def test_the_precision_of_a_draft_model_can_be_chosen(target: LlamaTarget) -> No
     for spec in ("self", "slice:1"):
         drafter = make_drafter(spec, target, dtype="bfloat16")
         assert isinstance(drafter, LMDrafter) and drafter.model.spec.precision == "bfloat16"
-    with pytest.raises(ConfigError, match=r"'int4'.*allowed.*int8"):
-        make_drafter("self", target, dtype="int4")
+    for spec in ("self:dtype=int4", "slice:1,dtype=int4,depth=2,width=2"):
+        drafter = make_drafter(spec, target, dtype="bfloat16")
+        assert isinstance(drafter, LMDrafter) and drafter.model.spec.precision == "int4"
+    with pytest.raises(ConfigError, match=r"'int3'.*allowed.*int8.*int4"):
+        make_drafter("self", target, dtype="int3")
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,33 @@ def test_query_and_key_rows_are_put_back_into_rotate_half_order(tmp_path: Path) 
     assert inverse_permute(interleaved, 1).reshape(-1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bit_blocks_are_handed_out_as_they_lie_in_the_file(tmp_path: Path, kind: str) -> None:
+    """The same numbers as the dequantised tensor, rows in the same order."""
+    checkpoint = open_gguf(_write(tmp_path, kind=gguf.GGMLQuantizationType[kind]), name="tiny")
+    for name in checkpoint.tensor_names():
+        grid = checkpoint.grid(name)
+        if name.endswith("norm.weight"):
+            assert grid is None
+            continue
+        assert grid is not None and int(grid.levels.max()) == 15 and grid.group == 32
+        torch.testing.assert_close(grid.dequantised(), checkpoint.tensor(name), rtol=1e-6, atol=1e-6)
+
+
+def test_other_types_and_damaged_blocks_are_on_no_grid(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert open_gguf(_write(tmp_path, kind=gguf.GGMLQuantizationType.Q8_0), name="tiny").grid(name) is None
+    path = _write(tmp_path, kind=gguf.GGMLQuantizationType.Q4_1)
+    row = open_gguf(path, name="tiny").tensors._rows[name]
+    damaged = bytearray(path.read_bytes())
+    damaged[row.offset : row.offset + 2] = np.float16("nan").tobytes()
+    path.write_bytes(damaged)
+    checkpoint = open_gguf(path, name="tiny")
+    assert checkpoint.grid(name) is None
+    with pytest.raises(WeightsError, match="NaN"):
+        checkpoint.tensor(name)
+
+
 def test_lm_head_is_tied_exactly_if_the_file_has_none(tmp_path: Path) -> None:
     tied = open_gguf(_write(tmp_path), name="tiny")
     assert tied.config.tie_word_embeddings

@@ -23,6 +23,7 @@ from outrider.models.native import NativeTarget
 from outrider.native.library import KERNELS, is_available
 
 CPU = torch.device("cpu")
+PRECISIONS: tuple[Precision, ...] = ("bfloat16", "int8", "int4", "int4-g128")
 
 PLAIN = LlamaConfig(
     vocab_size=300,
@@ -130,6 +131,20 @@ def test_int8_is_as_close_to_float32_as_the_pytorch_path(kernels: str, shape: st
     assert relative_error(got, other) < 0.05
 
 
+@pytest.mark.parametrize("precision", ["int4", "int4-g128"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_four_bits_are_as_close_to_float32_as_the_pytorch_path(kernels: str, shape: str, precision: Precision) -> None:
+    """Both have the same grids and levels, unless heads are no whole blocks, which moves the groups of one matrix."""
+    config = SHAPES[shape]
+    tokens = tokens_of(config, 150)
+    exact, _, _ = read_all(LlamaTarget(Rounded(config), placement("float32")), tokens)
+    other, _, _ = read_all(LlamaTarget(Rounded(config), placement(precision)), tokens)
+    got, _, _ = read_all(native(config, precision, kernels), tokens)
+    assert relative_error(got, exact) < 1.2 * relative_error(other, exact) + 0.003
+    if config.head_width % 32 == 0:
+        assert relative_error(got, other) < 0.04
+
+
 def test_trees_and_batches_match_the_pytorch_path(kernels: str) -> None:
     outputs = []
     for target in (LlamaTarget(Rounded(ODD), placement("float32")), native(ODD, kernels=kernels)):
@@ -145,7 +160,7 @@ def test_trees_and_batches_match_the_pytorch_path(kernels: str) -> None:
     assert relative_error(outputs[3], outputs[1]) < 0.02
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_chunks_of_a_prompt_do_not_change_a_bit(kernels: str, precision: Precision) -> None:
     target = native(ODD, precision, kernels)
     tokens = tokens_of(ODD, 150)
@@ -156,7 +171,7 @@ def test_chunks_of_a_prompt_do_not_change_a_bit(kernels: str, precision: Precisi
         assert torch.equal(other.read(other_slot), cache.read(slot)), chunk
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_threads_do_not_change_a_bit(precision: Precision) -> None:
     tokens = tokens_of(ODD, 150)
     results = []
@@ -165,7 +180,7 @@ def test_threads_do_not_change_a_bit(precision: Precision) -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16, 17, 31, 33, 40])
 def test_company_does_not_change_a_bit(precision: Precision, num_rows: int) -> None:
     """A row alone, and as row ``num_rows - 1`` of a pass with other sequences before and behind it."""
@@ -194,7 +209,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @settings(max_examples=25, deadline=None)
 @given(base=st.integers(1, 300), parents=trees(), data=st.data())
 def test_a_path_of_a_tree_is_the_chain_bit_for_bit(
@@ -221,11 +236,11 @@ TARGETS: dict[Precision, NativeTarget] = {}
 @pytest.fixture(scope="module", autouse=True)
 def _targets() -> None:
     """Hypothesis calls a test many times; its targets are built once."""
-    for precision in ("bfloat16", "int8"):
+    for precision in PRECISIONS:
         TARGETS[precision] = native(MANY, precision)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_greedy_is_argmax_of_the_logits(kernels: str, precision: Precision) -> None:
     target = native(ODD, precision, kernels)
     logits, cache, slot = read_all(target, tokens_of(ODD, 60))
@@ -249,18 +264,19 @@ def test_greedy_ties_go_to_the_lowest_id(kernels: str) -> None:
     assert target.forward_greedy(rows, cache).tokens_R.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_taps_and_chosen_logit_rows(precision: Precision) -> None:
     reference, target = LlamaTarget(Rounded(PLAIN), placement("float32")), native(PLAIN, precision)
     results = []
+    loosest = 0.05 if precision in ("bfloat16", "int8") else 0.5
     for model in (reference, target):
         cache = model.new_cache()
         rows = PackedRows.pack([[1, 2, 3, 4]], slots=[cache.allocate(1)], starts=[0], device=CPU, logit_rows=(1, 3))
         results.append(model.forward(rows, cache, taps=(0, 2)))
     assert results[1].logits_RV.shape == (2, PLAIN.vocab_size)
-    assert relative_error(results[1].logits_RV, results[0].logits_RV) < 0.05
+    assert relative_error(results[1].logits_RV, results[0].logits_RV) < loosest
     for layer in (0, 2):
-        assert relative_error(results[1].taps[layer].float(), results[0].taps[layer].float()) < 0.03
+        assert relative_error(results[1].taps[layer].float(), results[0].taps[layer].float()) < 0.6 * loosest
 
 
 def test_a_slice_shares_weights_and_runs_the_first_layers() -> None:
@@ -280,7 +296,7 @@ def test_the_spec_says_which_path_runs(kernels: str) -> None:
 
 
 def test_float32_is_refused() -> None:
-    with pytest.raises(ConfigError, match="bfloat16 and int8 on cpu"):
+    with pytest.raises(ConfigError, match="bfloat16, int8, int4 and int4-g128 on cpu"):
         native(PLAIN, "float32")
 
 

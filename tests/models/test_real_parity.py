@@ -55,11 +55,15 @@ def test_logits_and_greedy_continuation_are_those_of_transformers(real_target_f3
     assert new[: len(continued)] == continued
 
 
+def _copies(target: Any, bounds: dict[str, float]) -> list[tuple[Any, float]]:
+    return [(target.requantized(precision), bound) for precision, bound in bounds.items()]
+
+
 @pytest.mark.real_model
 def test_lower_precisions_agree_with_float32(real_target_f32: Any, real_target_bf16: Any) -> None:
     tokens = real_target_f32.tokenizer.encode(TEXT * 3)
     exact = logits_alone(real_target_f32, tokens).log_softmax(-1)
-    for target, bound in ((real_target_bf16, 0.005), (real_target_f32.requantized("int8"), 0.05)):
+    for target, bound in ((real_target_bf16, 0.005), *_copies(real_target_f32, {"int8": 0.05, "int4": 0.01})):
         got = logits_alone(target, tokens).log_softmax(-1)
         divergence = (exact.exp() * (exact - got)).sum(-1).mean()
         assert divergence < bound

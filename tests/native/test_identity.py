@@ -22,7 +22,7 @@ FIELDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+@pytest.fixture(scope="module", params=["bfloat16", "int8", "int4"])
 def target(request: pytest.FixtureRequest) -> Iterator[LoadedTarget]:
     try:
         library()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.native.packing import Arena, head_rows, pack, quantise, take_rows, unpack
+from outrider.native.packing import Arena, head_rows, int4_tile_bytes, pack, pack_int4, quantise, take_rows, unpack
 
 
 @settings(max_examples=20, deadline=None)
@@ -66,3 +66,23 @@ def test_an_arena_that_is_full_says_so() -> None:
     arena = Arena(64)
     with pytest.raises(AssertionError, match="too small"):
         arena.reserve((8 * 1024 * 1024,), torch.float32)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_pack_int4_puts_a_level_and_a_scale_where_the_kernels_read_them(group: int) -> None:
+    levels = torch.zeros(64, 192, dtype=torch.uint8)
+    levels[32 + 16 + 3, 32 + 4 * 5 + 2] = 7  # block 1, tile 1, output 3; part 1, word 5: the high half of line 1
+    scales = torch.zeros(64, -(-192 // group)).half()
+    scales[32 + 16 + 3, 1] = 1.5
+    minimums = scales * 2 if group == 32 else None
+    packed = pack_int4(levels, scales, minimums)
+    tile = int4_tile_bytes(192, group)
+    assert packed.shape == (2, 2 * tile) and not packed[0].any() and not packed[1, :tile].any()
+    flat = packed[1, tile:].clone()
+    halves = flat[: tile - 192 * 8].view(torch.float16)
+    scale_at = 32 + 3 if group == 32 else 16 + 3
+    assert halves[scale_at] == 1.5 and (group == 128 or halves[scale_at + 16] == 3)
+    at = tile - 192 * 8 + 256 + 64 + 3 * 4 + 2
+    assert flat[at] == 7 << 4
+    flat[at] = 0
+    assert not flat[tile - 192 * 8 :].any()

@@ -43,7 +43,8 @@ Target = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="float32, bfloat16, int8, or auto: what this processor multiplies fastest.",
+        help="float32, bfloat16, int8, int4 (groups of 32, a Q4_1 file's own grid), int4-g128 (groups of 128), or auto: "
+        "what this processor multiplies fastest, never 4 bits.",
         show_default="auto",
         rich_help_panel=MODEL,
     ),
@@ -60,7 +61,7 @@ Revision = Annotated[
 Backend = Annotated[
     str | None,
     typer.Option(
-        help="auto, native (C++ kernels for few rows; bfloat16 and int8 on a CPU) or pytorch.",
+        help="auto, native (C++ kernels for few rows; any precision but float32 on a CPU) or pytorch.",
         show_default="auto",
         rich_help_panel=MODEL,
     ),
@@ -87,8 +88,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Who proposes: none, ngram, suffix, self (an int8 copy of the target), slice:8 (its first 8 layers), "
-        "random, or a model with the same tokenizer.",
+        help="Who proposes: none, ngram, suffix, self (an int8 copy of the target; self:dtype=int4 in 4 bits), "
+        "slice:8 (its first 8 layers), random, or a model with the same tokenizer.",
         show_default="suffix",
         rich_help_panel=SPECULATION,
     ),

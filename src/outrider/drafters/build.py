@@ -12,7 +12,8 @@ anything else       a model with the target's tokens: alias, folder, file or hub
 ==================  ==================================================================================================
 
 Options follow a colon: ``ngram:max_match=4,min_match=2``. All models take ``depth``, ``width`` and ``num_nodes``, any of
-which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``.
+which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``; and ``dtype``, the precision of
+the copy: ``self:dtype=int4``.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def make_drafter(
     Args:
         spec: see the table above.
         target: the model that is drafted for.
-        dtype: precision of a draft model; ``auto`` is int8 for ``self``, the target's own for others.
+        dtype: precision of a draft model, unless ``spec`` names one; ``auto`` is int8 for ``self``, the target's own for
+            others.
         tree: shape of the trees that a draft model drafts; options in ``spec`` change single fields of it.
         offline: look for a draft model on this machine only.
 
@@ -75,9 +77,10 @@ def make_drafter(
         return _make_ngram(spec, options)
     if name == "suffix":
         return _make_suffix(spec, options, target)
-    _refuse_unknown(spec, options, _TREE_OPTIONS)
+    _refuse_unknown(spec, options, (*_TREE_OPTIONS, "dtype"))
+    chosen = options.pop("dtype", dtype)
     shape = _tree_shape(spec, options, tree)
-    model = _draft_model(name, target, dtype=dtype, offline=offline)
+    model = _draft_model(name, target, dtype=chosen, offline=offline)
     return LMDrafter(model, name=name, tree=shape, vocab_size=target.spec.vocab_size)
 
 

@@ -27,7 +27,7 @@ __all__ = ["ForwardResult", "GreedyResult", "LoadedTarget", "PackedRows", "Segme
 class TargetSpec:
     """What the rest of the system may know of a target.
 
-    ``precision`` is ``float32``, ``bfloat16`` or ``int8``; ``fingerprint`` identifies the weights before any precision
+    ``precision`` is a name of :data:`outrider.device.PRECISIONS`; ``fingerprint`` identifies the weights before any precision
     conversion; ``path`` says which implementation runs (``pytorch``, later ``native``).
     """
 

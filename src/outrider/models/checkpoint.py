@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.errors import UnsupportedModel, WeightsError
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import Grid, GridSource
 from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "MemoryTensors", "TensorSource", "check_config", "check_tensors", "expected_shapes"]
@@ -104,6 +105,18 @@ class Checkpoint:
             raise _misshapen(name, where, tuple(tensor.shape), expected)
         _check_values(tensor, name, where)
         return tensor
+
+    def grid(self, name: str) -> Grid | None:
+        """A matrix as the file's 4-bit blocks hold it; ``None`` if it is stored otherwise, misshapen or not finite.
+
+        Whoever gets ``None`` reads :meth:`tensor` instead, which names what is wrong.
+        """
+        stored = self.tensors.grid(name) if isinstance(self.tensors, GridSource) else None
+        if stored is None or stored.minimums is None:
+            return None
+        is_sound = tuple(stored.levels.shape) == expected_shapes(self.config)[name]
+        is_finite = all(bool(torch.isfinite(part).all()) for part in (stored.scales, stored.minimums))
+        return stored if is_sound and is_finite else None
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,16 +8,18 @@ down by others that are busy, as torch's pool is. Block layouts: llama.cpp's ``g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-__all__ = ["dequantise"]
+__all__ = ["Blocks", "dequantise", "four_bit_blocks"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Halves = np.ndarray[Any, np.dtype[np.float16]]
 
 
 def dequantise(raw: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Floats:
@@ -42,6 +44,34 @@ def dequantise(raw: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -
             return fast(raw.reshape(-1, block_bytes)).reshape(shape)
         values = gguf.dequantize(raw.reshape(*shape[:-1], shape[-1] // block * block_bytes), kind)
     return np.array(values, dtype=np.float32, copy=np.may_share_memory(values, raw))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A 4-bit tensor as it is stored: uint8 levels of ``[out, in]``, float16 scales and minimums of ``[out, in / 32]``."""
+
+    levels: Bytes
+    scales: Halves
+    minimums: Halves
+
+
+def four_bit_blocks(raw: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Blocks | None:
+    """Levels, scales and minimums of a matrix in Q4_1 or Q4_0 (whose minimum is -8 scales); ``None`` for other types."""
+    if kind not in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_0) or len(shape) != 2:
+        return None
+    has_minimum = kind == GGMLQuantizationType.Q4_1
+    blocks = raw.reshape(-1, GGML_QUANT_SIZES[kind][1])
+    start = 4 if has_minimum else 2
+    halves = blocks[:, :start].copy().view(np.float16)
+    groups = (shape[0], shape[1] // 32)
+    with np.errstate(all="ignore"):
+        minimums = halves[:, 1] if has_minimum else halves[:, 0] * np.float16(-8)
+    packed = blocks[:, start:]
+    return Blocks(
+        levels=np.concatenate((packed & 15, packed >> 4), axis=1).reshape(shape),
+        scales=halves[:, 0].reshape(groups),
+        minimums=minimums.reshape(groups),
+    )
 
 
 def _scales(blocks: Bytes, num_scales: int) -> Floats:

@@ -21,12 +21,15 @@ from outrider.errors import UnsupportedModel, WeightsError
 from outrider.models.chat import ToolRendering
 from outrider.models.checkpoint import Checkpoint, check_config, check_tensors
 from outrider.models.config import LlamaConfig, RopeConfig
-from outrider.models.dequantise import Floats, dequantise
+from outrider.models.dequantise import dequantise, four_bit_blocks
 from outrider.models.fingerprint import TensorBytes, fingerprint
 from outrider.models.gguf_file import GGUFFile
 from outrider.models.gguf_vocab import gguf_tokenizer
+from outrider.models.grid import Grid
 
 __all__ = ["GGUFTensors", "inverse_permute", "open_gguf"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _ROPE_FREQS = "rope_freqs.weight"
 _FIXED_NAMES = {
@@ -98,15 +101,27 @@ class GGUFTensors:
     def read(self, name: str) -> Tensor:
         """Read and dequantise one tensor to float32."""
         row = self._rows[name]
-        values = dequantise(self._file.raw(row), row.kind, row.shape)
+        return torch.from_numpy(self._ordered(name, dequantise(self._file.raw(row), row.kind, row.shape)))
+
+    def grid(self, name: str) -> Grid | None:
+        """A matrix stored in Q4_1 or Q4_0 as it is, else ``None``; values are not checked."""
+        row = self._rows[name]
+        blocks = four_bit_blocks(self._file.raw(row), row.kind, row.shape)
+        if blocks is None:
+            return None
+        parts = [self._ordered(name, part) for part in (blocks.levels, blocks.scales, blocks.minimums)]
+        levels, scales, minimums = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        return Grid(levels=levels, scales=scales, minimums=minimums, group=32)
+
+    def _ordered(self, name: str, values: Array) -> Array:
         if name.endswith("q_proj.weight"):
-            values = inverse_permute(values, self._config.num_heads)
+            return inverse_permute(values, self._config.num_heads)
         if name.endswith("k_proj.weight"):
-            values = inverse_permute(values, self._config.num_kv_heads)
-        return torch.from_numpy(values)
+            return inverse_permute(values, self._config.num_kv_heads)
+        return values
 
 
-def inverse_permute(values: Floats, num_heads: int) -> Floats:
+def inverse_permute(values: Array, num_heads: int) -> Array:
     """Rows of a query or key projection ``[heads * width, D]`` from interleaved to rotate-half order.
 
     Within a head, row ``2 i`` (interleaved, first of pair i) becomes row ``i``; row ``2 i + 1`` becomes ``width / 2 + i``.

@@ -16,6 +16,7 @@ from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
 from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import note_of
 from outrider.models.layers import Rotary, Rotation
 from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeights, WeightSource, read_weights
 
@@ -41,7 +42,7 @@ class LlamaTarget:
             self._weights = weights or read_weights(checkpoint, placement)
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=len(self._weights.layers))
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
-        self.checkpoint_note: str = getattr(checkpoint, "note", "")
+        self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
         self.spec = self._build_spec()
         self._rotary = Rotary(self.config, dtype=placement.activation_dtype, device=placement.device)
 

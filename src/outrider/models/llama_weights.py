@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.device import Placement
+from outrider.device import Placement, Precision
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import GROUP_WIDTHS, read_grid
 from outrider.models.linear import (
     DenseKernels,
     FeedForward,
@@ -22,6 +23,7 @@ from outrider.models.linear import (
     ResidualProjection,
     Stream,
 )
+from outrider.models.linear_int4 import Int4Kernels
 from outrider.models.linear_int8 import Int8Kernels
 
 __all__ = ["LayerWeights", "LlamaWeights", "RandomWeights", "WeightSource", "make_kernels", "read_weights"]
@@ -76,13 +78,42 @@ class LlamaWeights:
 
 def make_kernels(placement: Placement, width: int) -> Kernels:
     """Who builds the parts of a target of this hidden width at this placement."""
+    if placement.precision in GROUP_WIDTHS:
+        return Int4Kernels(placement)
     return Int8Kernels(placement, width) if placement.precision == "int8" else DenseKernels(placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnGrid:
+    """A source whose matrices, embedding and LM head apart, are rounded to a 4-bit grid."""
+
+    source: WeightSource
+    precision: Precision
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self.source.config
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint
+
+    def tensor(self, name: str) -> Tensor:
+        if not name.endswith("_proj.weight"):
+            return self.source.tensor(name)
+        return read_grid(self.source, name, self.precision, self.source.tensor).dequantised()
 
 
 def read_weights(source: WeightSource, placement: Placement) -> LlamaWeights:
     """Read, fuse, convert and pack, one layer at a time, so that the peak stays near the final size."""
     config = source.config
     kernels = make_kernels(placement, config.hidden_size)
+    if placement.precision in GROUP_WIDTHS:
+        source = _OnGrid(source=source, precision=placement.precision)
     stream, head = _read_ends(source, kernels)
     layers = []
     for index in range(config.num_layers):

@@ -84,9 +84,9 @@ def load_target(
 
     Args:
         name_or_path, revision, token, offline, tool_rendering, progress: as in :func:`load_checkpoint`.
-        dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8``.
+        dtype: ``auto`` or a name of :data:`outrider.device.PRECISIONS`.
         device: ``auto``, ``cpu`` or a torch device string.
-        backend: ``auto`` (native where it runs: bfloat16 and int8 on a CPU, else PyTorch), ``native`` or ``pytorch``.
+        backend: ``auto`` (native where it runs: everything but float32 on a CPU, else PyTorch), ``native`` or ``pytorch``.
             ``spec.path`` of the result says which one runs.
 
     Raises:

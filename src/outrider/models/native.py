@@ -21,6 +21,7 @@ from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
 from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import note_of
 from outrider.models.llama_weights import RandomWeights, WeightSource
 from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
 from outrider.native.library import PHASES, Context, CPass, CSegment, open_context, requested_kernels
@@ -32,11 +33,11 @@ __all__ = ["NativeTarget"]
 
 
 class NativeTarget:
-    """A Llama decoder as a :class:`outrider.models.base.Target`, on the CPU, in bfloat16 or int8.
+    """A Llama decoder as a :class:`outrider.models.base.Target`, on the CPU, in bfloat16, int8 or 4 bits.
 
     Args:
         checkpoint: where weights, config and tokenizer come from. Kept, and read again by :meth:`requantized`.
-        placement: ``cpu``, ``bfloat16`` or ``int8``.
+        placement: ``cpu``, any precision but ``float32``.
         weights: weights already in memory, shared with another target; read from the checkpoint when ``None``.
         kernels: instruction set; ``None`` takes ``OUTRIDER_NATIVE`` or else the fastest that runs here.
         num_threads: size of the native thread pool; ``None`` takes torch's. Threads of torch spin for milliseconds after
@@ -57,10 +58,10 @@ class NativeTarget:
         kernels: str | None = None,
         num_threads: int | None = None,
     ) -> None:
-        if placement.device.type != "cpu" or placement.precision not in ("bfloat16", "int8"):
+        if placement.device.type != "cpu" or placement.precision == "float32":
             raise ConfigError(
                 f"the native path does not run {placement.precision} on {placement.device}; "
-                "it runs bfloat16 and int8 on cpu"
+                "it runs bfloat16, int8, int4 and int4-g128 on cpu"
             )
         self.checkpoint = checkpoint
         self.placement = placement
@@ -71,7 +72,7 @@ class NativeTarget:
             self._weights = weights or read_native_weights(checkpoint, placement)
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=self._weights.num_layers)
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
-        self.checkpoint_note: str = getattr(checkpoint, "note", "")
+        self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
         self.spec = self._build_spec()
         self._rotary = RotaryTable(self.config)
 

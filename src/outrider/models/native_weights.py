@@ -10,13 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.device import Placement
+from outrider.device import Placement, Precision
 from outrider.models.config import LlamaConfig
+from outrider.models.grid import GROUP_WIDTHS, Grid, combine, quantise_to_grid, read_grid
 from outrider.models.layers import inverse_frequencies
 from outrider.models.llama_weights import WeightSource, give_back_freed_memory
 from outrider.models.rotation import StreamRotation
-from outrider.native.library import CLayer, CMatrix, CModel
-from outrider.native.packing import BLOCK, Arena, head_rows, pack, padded, quantise, take_rows
+from outrider.native.library import FORMATS, CLayer, CMatrix, CModel
+from outrider.native.packing import (
+    BLOCK,
+    Arena,
+    head_rows,
+    int4_tile_bytes,
+    pack,
+    pack_int4,
+    padded,
+    quantise,
+    take_rows,
+)
 
 __all__ = ["NativeWeights", "PackedMatrix", "RotaryTable", "read_native_weights"]
 
@@ -26,16 +37,37 @@ _ROWS_AT_A_TIME = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMatrix:
-    """A matrix in the arena. ``scales`` holds one float32 per output in int8, nothing in bfloat16."""
+    """A matrix in the arena.
+
+    Attributes:
+        weights: blocks first, as :mod:`outrider.native.packing` lays them out.
+        scales: one float32 per output in int8, else nothing.
+        num_steps: 64-byte steps along the inputs; in 4 bits, steps of 64 inputs.
+        group: inputs of a group in 4 bits, else 0.
+    """
 
     weights: Tensor
     scales: Tensor | None
+    num_steps: int
+    group: int = 0
+
+    @property
+    def format(self) -> int:
+        """How the library calls it."""
+        name = "int4" if self.group else "bfloat16" if self.scales is None else "int8"
+        return FORMATS.index(name)
 
     def describe(self) -> CMatrix:
         """For the library. The tensors must outlive what is returned."""
         scales = None if self.scales is None else self.scales.data_ptr()
-        num_blocks, num_steps = self.weights.shape[:2]
-        return CMatrix(weights=self.weights.data_ptr(), scales=scales, num_blocks=num_blocks, num_steps=num_steps)
+        return CMatrix(
+            weights=self.weights.data_ptr(),
+            scales=scales,
+            num_blocks=self.weights.shape[0],
+            num_steps=self.num_steps,
+            format=self.format,
+            group_parts=self.group // 32,
+        )
 
     def num_bytes(self) -> int:
         """Bytes that a pass streams."""
@@ -67,7 +99,10 @@ class NativeLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeWeights:
-    """All of a target's weights, and the C structures that point at them. int8 goes with a rotated stream."""
+    """All of a target's weights, and the C structures that point at them. int8 goes with a rotated stream.
+
+    4-bit layers keep the file's grid, so their stream is not rotated, and their LM head is int8.
+    """
 
     embedding_VD: Tensor
     layers: tuple[NativeLayer, ...]
@@ -110,7 +145,7 @@ class NativeWeights:
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
             vocab_size=config.vocab_size,
-            is_int8=int(self.rotation is not None),
+            format=self.layers[0].qkv.format,
             norm_eps=config.norm_eps,
             embedding=self.embedding_VD.data_ptr(),
             layers=ctypes.addressof(self.described),
@@ -153,8 +188,7 @@ def read_native_weights(source: WeightSource, placement: Placement) -> NativeWei
 
     The largest, embedding and LM head, come first, while little else is in memory.
     """
-    config, is_int8 = source.config, placement.precision == "int8"
-    packer = _Packer(source, is_int8=is_int8)
+    config, packer = source.config, _Packer(source, placement.precision)
     embedding_VD, packed_head, final_norm = packer.ends()
     layers = []
     for index in range(config.num_layers):
@@ -177,11 +211,11 @@ class _Packer:
     the stream is.
     """
 
-    def __init__(self, source: WeightSource, *, is_int8: bool) -> None:
+    def __init__(self, source: WeightSource, precision: Precision) -> None:
         self._source, self._config = source, source.config
-        self._is_int8 = is_int8
-        self._arena = Arena(_num_bytes(source.config, is_int8))
-        self.rotation = StreamRotation(source.config.hidden_size) if is_int8 else None
+        self._precision: Precision = precision
+        self._arena = Arena(_num_bytes(source.config, precision))
+        self.rotation = StreamRotation(source.config.hidden_size) if precision == "int8" else None
 
     def ends(self) -> tuple[Tensor, PackedMatrix, Tensor]:
         """Embedding, LM head and final norm. A pass streams the head last, so that is where it lies."""
@@ -192,6 +226,8 @@ class _Packer:
         return self.embedding(embedding), packed_head, final_norm
 
     def layer(self, index: int) -> NativeLayer:
+        if self._precision in GROUP_WIDTHS:
+            return self._layer_int4(f"model.layers.{index}.")
         config, prefix = self._config, f"model.layers.{index}."
 
         def read(name: str) -> Tensor:
@@ -211,6 +247,27 @@ class _Packer:
             down=self.writer(read("mlp.down_proj")),
         )
 
+    def _layer_int4(self, prefix: str) -> NativeLayer:
+        config = self._config
+
+        def read(name: str) -> Tensor:
+            return self._source.tensor(f"{prefix}{name}.weight")
+
+        def grid(name: str) -> Grid:
+            return read_grid(self._source, f"{prefix}{name}.weight", self._precision, self._source.tensor)
+
+        heads = [grid(f"self_attn.{name}_proj") for name in "qkv"]
+        qkv = combine(lambda q, k, v: fuse_heads(q, k, v, config=config), *heads)
+        gate_up = combine(interleave, grid("mlp.gate_proj"), grid("mlp.up_proj"))
+        return NativeLayer(
+            attention_norm=_padded_norm(read("input_layernorm")),
+            qkv=self._place_grid(qkv, BLOCK),
+            out=self._place_grid(self._out_grid(prefix + "self_attn.o_proj.weight"), 64),
+            feed_forward_norm=_padded_norm(read("post_attention_layernorm")),
+            gate_up=self._place_grid(gate_up, BLOCK),
+            down=self._place_grid(grid("mlp.down_proj"), 64),
+        )
+
     def reader(self, weight: Tensor, norm: Tensor, *, is_last: bool = False) -> tuple[PackedMatrix, Tensor]:
         if self.rotation is None:
             return self._place(weight, BLOCK, is_last=is_last), _padded_norm(norm)
@@ -227,16 +284,37 @@ class _Packer:
             rotated[start : start + _ROWS_AT_A_TIME] = self.rotation.rotate(table[start : start + _ROWS_AT_A_TIME])
         return rotated
 
+    def _out_grid(self, name: str) -> Grid:
+        """Heads that are no whole blocks are padded, which moves their inputs between groups: then the file's do not fit."""
+        if self._config.head_width % BLOCK == 0:
+            return read_grid(self._source, name, self._precision, self._source.tensor)
+        return quantise_to_grid(spread_heads(self._source.tensor(name), self._config), self._precision)
+
+    def _place_grid(self, grid: Grid, multiple: int) -> PackedMatrix:
+        """Pack into the arena; padded outputs and inputs have scales of zero."""
+        num_out, num_in = padded(grid.levels.shape[0], multiple), padded(grid.levels.shape[1])
+        num_groups = -(-num_in // grid.group)
+
+        def filled(part: Tensor, columns: int) -> Tensor:
+            return F.pad(part, (0, columns - part.shape[1], 0, num_out - part.shape[0]))
+
+        minimums = None if grid.minimums is None else filled(grid.minimums, num_groups)
+        values = pack_int4(filled(grid.levels, num_in), filled(grid.scales, num_groups), minimums)
+        packed = self._arena.reserve(values.shape, torch.uint8)
+        packed.copy_(values)
+        return PackedMatrix(weights=packed, scales=None, num_steps=num_in // 64, group=grid.group)
+
     def _place(
         self, weight: Tensor, multiple: int, *, norm: Tensor | None = None, is_last: bool = False
     ) -> PackedMatrix:
         """Pack into the arena, some rows at a time; with ``norm`` each row is multiplied by it and rotated first."""
         num_out, num_in = padded(weight.shape[0], multiple), padded(weight.shape[1])
-        dtype = torch.int8 if self._is_int8 else torch.bfloat16
+        is_int8 = self._precision != "bfloat16"
+        dtype = torch.int8 if is_int8 else torch.bfloat16
         words = 64 // dtype.itemsize
         shape = (num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize)
         packed = self._arena.reserve(shape, dtype, is_last=is_last)
-        scales = torch.zeros(num_out) if self._is_int8 else None
+        scales = torch.zeros(num_out) if is_int8 else None
         for start in range(0, weight.shape[0], _ROWS_AT_A_TIME):
             rows = weight[start : start + _ROWS_AT_A_TIME]
             if norm is not None and self.rotation is not None:
@@ -245,7 +323,7 @@ class _Packer:
             if scales is not None:
                 rows, scales[start : start + rows.shape[0]] = quantise(rows)
             packed[start // BLOCK : (start + rows.shape[0]) // BLOCK] = pack(rows.to(dtype))
-        return PackedMatrix(weights=packed, scales=scales)
+        return PackedMatrix(weights=packed, scales=scales, num_steps=num_in // words)
 
 
 def _padded_norm(norm: Tensor) -> Tensor:
@@ -276,13 +354,18 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack(pairs, dim=1).flatten(0, 2)
 
 
-def _num_bytes(config: LlamaConfig, is_int8: bool) -> int:
-    size = 1 if is_int8 else 2
-    return sum(padded(rows) * padded(columns) * size for rows, columns in _shapes(config))
+def _num_bytes(config: LlamaConfig, precision: Precision) -> int:
+    size = 2 if precision == "bfloat16" else 1
+    *layers, head = _shapes(config)
+    whole = padded(head[0]) * padded(head[1]) * size
+    group = GROUP_WIDTHS.get(precision)
+    if group is None:
+        return whole + sum(padded(rows) * padded(columns) * size for rows, columns in layers)
+    return whole + sum(padded(rows) // 16 * int4_tile_bytes(padded(columns), group) for rows, columns in layers)
 
 
 def _shapes(config: LlamaConfig) -> Iterator[tuple[int, int]]:
-    """Padded shapes of all matrices."""
+    """Padded shapes of all matrices, the LM head last."""
     width = padded(config.head_width, BLOCK)
     heads = config.num_heads + 2 * config.num_kv_heads
     for _ in range(config.num_layers):

@@ -30,10 +30,10 @@ _FLAGS = (
     "-fno-math-errno",
     "-fvisibility=hidden",
 )
-_AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16")
+_AVX512 = ("-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16")
 _FILE_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "isa_avx2": ("-mavx2", "-mfma"),
+        "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
         "isa_avx512": _AVX512,
         "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     },

@@ -16,6 +16,7 @@ from pathlib import Path
 from outrider.native import build
 
 __all__ = [
+    "FORMATS",
     "KERNELS",
     "PHASES",
     "CLayer",
@@ -34,6 +35,9 @@ __all__ = [
 PHASES = ("qkv", "attention", "out", "gate_up", "down", "head")
 """What ``CPass.phase_ns`` counts, in order."""
 
+FORMATS = ("bfloat16", "int8", "int4")
+"""How a matrix is held, by the number that C knows it by."""
+
 _KERNELS_OF = {"x86_64": ("amx", "avx512", "avx2"), "aarch64": ("neon_bf16", "neon_dot", "neon")}
 
 KERNELS = (*_KERNELS_OF.get(build.architecture(), ()), "portable")
@@ -50,7 +54,14 @@ class Unavailable(Exception):
 class CMatrix(Structure):
     """``OutriderMatrix``."""
 
-    _fields_ = [("weights", c_void_p), ("scales", c_void_p), ("num_blocks", c_int32), ("num_steps", c_int32)]
+    _fields_ = [
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("num_blocks", c_int32),
+        ("num_steps", c_int32),
+        ("format", c_int32),
+        ("group_parts", c_int32),
+    ]
 
 
 class CLayer(Structure):
@@ -78,7 +89,7 @@ class CModel(Structure):
         ("num_kv_heads", c_int32),
         ("head_width", c_int32),
         ("vocab_size", c_int32),
-        ("is_int8", c_int32),
+        ("format", c_int32),
         ("norm_eps", c_float),
         ("embedding", c_void_p),
         ("layers", c_void_p),

@@ -14,12 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["BLOCK", "Arena", "head_rows", "pack", "padded", "quantise", "take_rows", "unpack"]
+__all__ = [
+    "BLOCK",
+    "Arena",
+    "head_rows",
+    "int4_tile_bytes",
+    "pack",
+    "pack_int4",
+    "padded",
+    "quantise",
+    "take_rows",
+    "unpack",
+]
 
 BLOCK = 32
 """Outputs of a block."""
 
 _LANES = 16
+_PART = 32
 _HUGE_PAGE = 2 * 1024 * 1024
 
 
@@ -41,6 +53,35 @@ def unpack(packed: Tensor) -> Tensor:
     """The matrix that was packed, padding included."""
     blocks, steps, _, _, _, word = packed.shape
     return packed.permute(0, 2, 4, 1, 3, 5).reshape(blocks * BLOCK, steps * _LANES * word)
+
+
+def int4_tile_bytes(num_in: int, group: int) -> int:
+    """Bytes of 16 outputs in 4 bits: scales, padded to 64, then levels; ``num_in`` is padded to 64."""
+    return _scale_bytes(num_in, group) + num_in * _LANES // 2
+
+
+def _scale_bytes(num_in: int, group: int) -> int:
+    return padded(-(-num_in // group) * _LANES * (4 if group == _PART else 2))
+
+
+def pack_int4(levels: Tensor, scales: Tensor, minimums: Tensor | None) -> Tensor:
+    """Pack 4-bit levels ``[out, in]`` (padded to 32 and 64) and their float16 scales ``[out, groups]``.
+
+    Returns:
+        uint8 ``[blocks, bytes]`` as ``product_int4.h`` describes it. ``minimums`` go with groups of 32 inputs, ``None``
+        with groups of 128.
+    """
+    (num_out, num_in), num_groups = levels.shape, scales.shape[1]
+    assert num_out % BLOCK == 0 and num_in % 64 == 0, levels.shape
+    words = levels.view(num_out // BLOCK, 2, _LANES, num_in // _PART, 2, 4, 4).permute(4, 0, 1, 3, 5, 2, 6)
+    packed = (words[0] | words[1] << 4).reshape(num_out // BLOCK, 2, -1)
+    parts = (scales,) if minimums is None else (scales, minimums)
+    by_group = (
+        torch.stack(parts, dim=2).view(num_out // BLOCK, 2, _LANES, num_groups, len(parts)).permute(0, 1, 3, 4, 2)
+    )
+    halves = by_group.contiguous().view(torch.uint8).reshape(num_out // BLOCK, 2, -1)
+    halves = F.pad(halves, (0, -halves.shape[2] % 64))
+    return torch.cat((halves, packed), dim=2).flatten(1)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,16 @@
 
 extern "C" {
 
-// A matrix packed once: [block][step][2 tiles][16 rows of 4 bytes x 16 outputs].
+enum { FORMAT_BF16, FORMAT_INT8, FORMAT_INT4 };
+
+// A matrix packed once: [block][step][2 tiles][16 rows of 4 bytes x 16 outputs]; in 4 bits as product_int4.h says.
 struct OutriderMatrix {
     const uint8_t* weights;
-    const float* scales;  // one per output (int8), null for bfloat16
+    const float* scales;  // one per output (int8), else null
     int32_t num_blocks;
-    int32_t num_steps;
+    int32_t num_steps;    // in 4 bits: of 64 inputs
+    int32_t format;
+    int32_t group_parts;  // 32-input parts of a group (4 bits)
 };
 
 struct OutriderLayer {
@@ -40,7 +44,7 @@ struct OutriderModel {
     int32_t num_kv_heads;
     int32_t head_width;
     int32_t vocab_size;
-    int32_t is_int8;
+    int32_t format;  // of the layers' matrices; the LM head of a 4-bit model is int8
     float norm_eps;
     const uint16_t* embedding;  // bfloat16 [vocab_size][hidden]
     const OutriderLayer* layers;

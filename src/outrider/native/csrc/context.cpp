@@ -85,6 +85,9 @@ Work OutriderContext::describe(const OutriderModel& model, const OutriderPass& p
     return work;
 }
 
+// Scales of an operand row, at most: two factors for each 32 inputs.
+size_t factors_of(size_t width) { return (width + 31) / 32 * 2; }
+
 void OutriderContext::place(Work& work) {
     const OutriderModel& model = *work.model;
     const size_t rows = work.pass->num_rows, padded = padded_to((int)rows, 32);
@@ -93,9 +96,9 @@ void OutriderContext::place(Work& work) {
     work.x = arena.take<float>(rows * model.hidden_padded);
     work.queries = arena.take<uint16_t>(rows * model.num_heads * work.width);
     work.parts = arena.take<float>(rows * model.num_heads * work.num_parts * (work.width + PART_EXTRA));
-    work.inner = arena.take<uint8_t>(padded * model.inner_padded * (model.is_int8 ? 4 : 2));
+    work.inner = arena.take<uint8_t>(padded * model.inner_padded * (model.format == FORMAT_BF16 ? 2 : 4));
     work.a = arena.take<uint8_t>(padded * width * 2);  // bfloat16, or int8 twice
-    work.a_scales = arena.take<float>(padded);
+    work.a_scales = arena.take<float>(padded * factors_of(width));
     work.shares = arena.take<Share>((size_t)(4 * model.num_layers + 1) * work.num_threads);
     work.counters = arena.take<int32_t>(model.num_layers);
     for (Space& space : spaces) place_thread(work, space, width);
@@ -104,7 +107,7 @@ void OutriderContext::place(Work& work) {
 
 void OutriderContext::place_thread(const Work& work, Space& space, size_t width) {
     space.a = arena.take<uint8_t>(ROW_TILE * width * 2);
-    space.a_scales = arena.take<float>(ROW_TILE);
+    space.a_scales = arena.take<float>(ROW_TILE * factors_of(width));
     space.row = arena.take<float>(width);
     space.c = arena.take<float>(32 * 32);
     space.queries = arena.take<uint8_t>(work.half_blocks * TILE_BYTES);

@@ -33,7 +33,7 @@ bool saves_state(uint64_t mask) {
 
 constexpr int EAX = 0, EBX = 1, ECX = 2, EDX = 3;
 
-bool has_avx2() { return saves_state(0x6) && has_bit(7, 0, EBX, 5) && has_bit(1, 0, ECX, 12); }
+bool has_avx2() { return saves_state(0x6) && has_bit(7, 0, EBX, 5) && has_bit(1, 0, ECX, 12) && has_bit(1, 0, ECX, 29); }
 
 bool has_avx512() {
     const bool base = has_bit(7, 0, EBX, 16) && has_bit(7, 0, EBX, 17) && has_bit(7, 0, EBX, 30) && has_bit(7, 0, EBX, 31);

@@ -14,9 +14,13 @@ struct Kernels {
     void (*end)();
     void (*product_bf16)(const Product&);
     void (*product_int8)(const Product&);
+    void (*begin_int4)(int group_parts, int num_rows);
+    void (*end_int4)(int group_parts, int num_rows);
+    void (*product_int4)(const GroupProduct&);
     void (*norm_row)(const float* x, const float* weight, int width, int padded, float eps, float* y);
     float (*put_row_int8)(const float* y, int width, uint8_t* tiles, int64_t step);
     float (*put_row_split)(const float* y, int width, uint8_t* coarse, uint8_t* fine, int64_t step);
+    void (*put_row_groups)(const float* y, int width, int group, uint8_t* tiles, int64_t step, float* factors);
     void (*power_of_two)(const float* x, float* y, int count);
     void (*silu)(const float* x, float* y, int count);
     // The sum of 32-bit words (a multiple of 64 of them): how fast memory can be read.

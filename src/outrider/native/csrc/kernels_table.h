@@ -29,7 +29,8 @@ uint32_t sum_words(const uint32_t* words, int64_t count) {
 
 }  // namespace
 
-#define OUTRIDER_KERNELS(NAME)                                                                                   \
-    extern const Kernels kernels_##NAME = {#NAME,        run_pass, begin_thread, end_thread,    product_bf16, \
-                                           product_int8, norm_row, put_row_int8, put_row_split, power_all,    \
-                                           silu_all,     sum_words};
+#define OUTRIDER_KERNELS(NAME)                                                                                    \
+    extern const Kernels kernels_##NAME = {#NAME,        run_pass,     begin_thread,  end_thread,     product_bf16, \
+                                           product_int8, begin_int4,   end_int4,      product_int4,   norm_row,     \
+                                           put_row_int8, put_row_split, put_row_groups, power_all,     silu_all,     \
+                                           sum_words};

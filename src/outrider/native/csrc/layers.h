@@ -7,30 +7,11 @@
 #include <time.h>
 
 #include "attention.h"
+#include "operands.h"
 #include "product.h"
-#include "rows.h"
 #include "work.h"
 
 namespace {
-
-// Rows of a product: in tiles, and their scales (int8). Split rows come in groups of at most 16: the group's coarse rows,
-// then its fine rows, each group 32 rows behind the last.
-struct Operand {
-    const uint8_t* tiles;
-    int64_t step;
-    const float* scales;
-    bool split = false;
-};
-
-struct Turn {
-    const Work& w;
-    const Space& space;
-    int thread;
-
-    int share(int count) const { return share_of(count, thread, w.num_threads); }
-    int end_of_share(int count) const { return share_of(count, thread + 1, w.num_threads); }
-    void wait(const uint8_t* next = nullptr, int64_t num_bytes = 0) const { barrier_wait(w.barrier, next, num_bytes); }
-};
 
 // Blocks are shared out evenly and beforehand, so that each thread reads one stretch of memory; but cores are never
 // equally fast, so who is done takes blocks from the end of the others' shares.
@@ -87,51 +68,10 @@ struct Stopwatch {
     }
 };
 
-// Where operand rows are put, and which of them this thread makes: all of them, or its share.
-struct Preparation {
-    uint8_t* tiles;
-    float* scales;
-    int first, end;
-};
-
-Preparation preparation(const Turn& turn, int num_rows) {
-    const Work& w = turn.w;
-    if (w.each_its_own) return {turn.space.a, turn.space.a_scales, 0, num_rows};
-    return {w.a, w.a_scales, turn.share(num_rows), turn.end_of_share(num_rows)};
+INLINE int64_t block_bytes(const OutriderMatrix& m) {
+    if (m.format == FORMAT_INT4) return 2 * int4_tile_bytes(2 * m.num_steps, m.group_parts);
+    return (int64_t)m.num_steps * 2 * TILE_BYTES;
 }
-
-// Operand rows made of `fill(row, y)`, which writes `width` float32 values.
-template <class Fill>
-Operand prepare(const Turn& turn, int num_rows, int width, const Fill& fill) {
-    const Preparation to = preparation(turn, num_rows);
-    const int64_t step = (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES;
-    for (int row = to.first; row < to.end; row++) {
-        float* y = turn.space.row;
-        fill(row, y);
-        if (turn.w.model->is_int8)
-            to.scales[row] = put_row_int8(y, width, to.tiles + row * STEP_BYTES, step);
-        else
-            put_row_bf16(y, width, to.tiles + row * STEP_BYTES, step);
-    }
-    if (!turn.w.each_its_own) turn.wait();
-    return {to.tiles, step, to.scales};
-}
-
-// The same of float32 rows, as split rows.
-Operand prepare_split(const Turn& turn, int num_rows, int width, const float* y) {
-    const Preparation to = preparation(turn, num_rows);
-    const int64_t step = (int64_t)split_rows(num_rows) * STEP_BYTES;
-    for (int row = to.first; row < to.end; row++) {
-        const int group = row / ROW_TILE, place = row % ROW_TILE;
-        const int rows = num_rows - group * ROW_TILE < ROW_TILE ? num_rows - group * ROW_TILE : ROW_TILE;
-        uint8_t* coarse = to.tiles + (group * 2 * ROW_TILE + place) * STEP_BYTES;
-        to.scales[row] = put_row_split(y + (int64_t)row * width, width, coarse, coarse + rows * STEP_BYTES, step);
-    }
-    if (!turn.w.each_its_own) turn.wait();
-    return {to.tiles, step, to.scales, true};
-}
-
-INLINE int64_t block_bytes(const OutriderMatrix& m) { return (int64_t)m.num_steps * 2 * TILE_BYTES; }
 
 // How far ahead of the product weights are fetched (8 KiB), and how much of the next matrix while waiting.
 constexpr int AHEAD_STEPS = 4;
@@ -152,15 +92,25 @@ INLINE const uint8_t* next_share(const Turn& turn, const Stage& stage) {
 // One block for one group of rows, scaled to float32.
 INLINE void multiply_block(const Turn& turn, const OutriderMatrix& m, const Product& p, int block, const Operand& a, int row) {
     float* c = turn.space.c;
-    if (!turn.w.model->is_int8) {
+    if (m.format == FORMAT_BF16) {
         product_bf16(p);
         return;
     }
     product_int8(p);
-    if (a.split)
+    if (a.form == Form::split)
         scale_split_sums(c, p.num_rows / 2, m.scales + block * BLOCK, a.scales + row);
     else
         scale_sums(c, p.num_rows, m.scales + block * BLOCK, a.scales + row);
+}
+
+// The same in 4 bits. Only the first group of rows fetches the next block.
+INLINE void multiply_int4(const Turn& turn, const OutriderMatrix& m, const Operand& a, const uint8_t* b, int row, int rows,
+                          const uint8_t* ahead) {
+    const GroupProduct p{a.tiles + row * STEP_BYTES, a.step,        a.scales + row * a.scale_stride,
+                         a.scale_stride,             b,             2 * m.num_steps,
+                         m.group_parts,              rows,          turn.space.c,
+                         BLOCK,                      ahead};
+    product_int4(p);
 }
 
 // The rows times this thread's share of the matrix; `finish(block, first_row, num_rows, c)` takes 32 x 32 results.
@@ -174,16 +124,23 @@ void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_ro
     const int last = turn.end_of_share(m.num_blocks) - 1;
     const int64_t bytes = block_bytes(m);
     const uint8_t* after = next_share(turn, stage);
-    const int group_rows = a.split ? ROW_TILE : 2 * ROW_TILE;
+    const bool split = a.form == Form::split, is_int4 = m.format == FORMAT_INT4;
+    const int group_rows = split ? ROW_TILE : 2 * ROW_TILE;
     const int num_groups = (num_rows + group_rows - 1) / group_rows;
     float* c = turn.space.c;
+    if (is_int4) begin_int4(m.group_parts, num_rows);
     for (int block = take_block(turn, stage.index); block >= 0; block = take_block(turn, stage.index)) {
         const uint8_t* b = m.weights + block * bytes;
         const uint8_t* next_block = block != last ? b + bytes : after;
         for (int group = 0; group < num_groups; group++) {
             const int row = group * group_rows, rows = num_rows - row < group_rows ? num_rows - row : group_rows;
+            if (is_int4) {
+                multiply_int4(turn, m, a, b, row, rows, group ? nullptr : next_block);
+                finish(block, row, rows, c);
+                continue;
+            }
             Product p{a.tiles + group * 2 * ROW_TILE * STEP_BYTES, a.step, b, 2 * TILE_BYTES, TILE_BYTES, m.num_steps,
-                      a.split ? 2 * rows : rows, c, BLOCK};
+                      split ? 2 * rows : rows, c, BLOCK};
             p.ahead_step = 2 * TILE_BYTES / num_groups / 64 * 64;
             p.turn = num_groups == 1 ? m.num_steps - AHEAD_STEPS : 0;
             p.ahead = b + AHEAD_STEPS * 2 * TILE_BYTES;
@@ -192,14 +149,16 @@ void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_ro
             finish(block, row, rows, c);
         }
     }
+    if (is_int4) end_int4(m.group_parts, num_rows);
     turn.wait(after, AHEAD_WAITING);
 }
 
-Operand normed(const Turn& turn, const float* weight) {
+Operand normed(const Turn& turn, const float* weight, const OutriderMatrix& m) {
     const OutriderModel& model = *turn.w.model;
-    return prepare(turn, turn.w.pass->num_rows, model.hidden_padded, [&](int row, float* y) {
+    return prepare(turn, Layout(m, turn.w.pass->num_rows, model.hidden_padded), [&](int row) -> const float* {
         const float* x = turn.w.x + (int64_t)row * model.hidden_padded;
-        norm_row(x, weight, model.hidden, model.hidden_padded, model.norm_eps, y);
+        norm_row(x, weight, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
+        return turn.space.row;
     });
 }
 
@@ -282,18 +241,18 @@ void gate_block(const Turn& turn, int block, int first_row, int num_rows, const 
     for (int r = 0; r < num_rows; r++, c += BLOCK) {
         const int64_t row = first_row + r;
         const F16 gated = silu(load(c)) * load(c + LANES);
-        if (w.model->is_int8)
+        if (w.model->format != FORMAT_BF16)
             store((float*)w.inner + row * w.model->inner_padded + block * LANES, gated);
         else
             store_bf16(w.inner + block / 2 * step + row * STEP_BYTES + block % 2 * 32, gated);
     }
 }
 
-Operand inner_rows(const Turn& turn) {
+Operand inner_rows(const Turn& turn, const OutriderMatrix& m) {
     const Work& w = turn.w;
-    const int num_rows = w.pass->num_rows;
-    if (w.model->is_int8) return prepare_split(turn, num_rows, w.model->inner_padded, (const float*)w.inner);
-    return {w.inner, (int64_t)padded_to(num_rows, ROW_TILE) * STEP_BYTES, nullptr};
+    const Layout layout(m, w.pass->num_rows, w.model->inner_padded, m.format == FORMAT_INT8);
+    if (m.format == FORMAT_BF16) return {w.inner, layout.step(), nullptr};
+    return prepare(turn, layout, [&](int row) { return (const float*)w.inner + (int64_t)row * w.model->inner_padded; });
 }
 
 void attend(const Turn& turn, int layer) {
@@ -315,7 +274,7 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     const auto add = [&](int block, int row, int rows, const float* c) { add_to_stream(turn, block, row, rows, c); };
 
     tap(turn, layer);
-    Operand a = normed(turn, weights.attention_norm);
+    Operand a = normed(turn, weights.attention_norm, weights.qkv);
     multiply(turn, qkv, a, num_rows, [&](int block, int row, int rows, const float* c) {
         place_heads(turn, layer, block, row, rows, c);
     });
@@ -323,14 +282,17 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     attend(turn, layer);
     turn.wait(next_share(turn, qkv), AHEAD_WAITING);
     watch.charge(PHASE_ATTENTION);
-    a = prepare(turn, num_rows, w.attended, [&](int row, float* y) { join_row(w, row, turn.space.state, y); });
+    a = prepare(turn, Layout(weights.out, num_rows, w.attended), [&](int row) -> const float* {
+        join_row(w, row, turn.space.state, turn.space.row);
+        return turn.space.row;
+    });
     multiply(turn, out, a, num_rows, add);
     watch.charge(PHASE_OUT);
-    a = normed(turn, weights.feed_forward_norm);
+    a = normed(turn, weights.feed_forward_norm, weights.gate_up);
     multiply(turn, gate_up, a, num_rows,
              [&](int block, int row, int rows, const float* c) { gate_block(turn, block, row, rows, c); });
     watch.charge(PHASE_GATE_UP);
-    multiply(turn, down, inner_rows(turn), num_rows, add);
+    multiply(turn, down, inner_rows(turn, weights.down), num_rows, add);
     watch.charge(PHASE_DOWN);
 }
 
@@ -373,9 +335,12 @@ void run_head(const Turn& turn) {
         turn.space.best[row] = -__builtin_inff();
         turn.space.best_id[row] = model.vocab_size - 1;
     }
-    const Operand a = prepare(turn, num_rows, model.hidden_padded, [&](int row, float* y) {
+    // The stream of a 4-bit model is not rotated, and its outliers cost the head too much accuracy in one int8 row.
+    const Layout layout(model.head, num_rows, model.hidden_padded, model.format == FORMAT_INT4);
+    const Operand a = prepare(turn, layout, [&](int row) -> const float* {
         const float* x = w.x + (int64_t)pass.logit_rows[row] * model.hidden_padded;
-        norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, y);
+        norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
+        return turn.space.row;
     });
     const Stage head{model.num_layers * MATRICES_OF_LAYER, &model.head, &model.layers[0].qkv};
     multiply(turn, head, a, num_rows,

@@ -26,3 +26,18 @@ struct Product {
     int64_t ahead_step = 0;
     int turn = 0;
 };
+
+// The same with 4-bit weights in groups of inputs, summed to float32. See product_int4.h.
+struct GroupProduct {
+    const uint8_t* a;  // int8 levels, as above
+    int64_t a_step;
+    const float* factors;  // [row][group][2]: the row's scale in that group, and that times the sum of its levels
+    int64_t factor_stride;
+    const uint8_t* b;
+    int num_parts;    // of 32 inputs, an even number
+    int group_parts;  // 1 or 4
+    int num_rows;
+    float* c;
+    int64_t c_stride;
+    const uint8_t* ahead;  // the block that is fetched from memory meanwhile, or null
+};

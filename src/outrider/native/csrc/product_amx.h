@@ -8,6 +8,7 @@
 
 #include "product.h"
 #include "vec.h"
+#include "int4_amx.h"
 
 namespace {
 
@@ -17,15 +18,25 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-void begin_thread() {
+// `inputs`: bytes of a multiplication's inner dimension, 64 or 32; `rows`: of operands and results.
+void configure(int inputs, int rows) {
     TileConfig config;
     for (int i = 0; i < 8; i++) {
-        config.bytes_per_row[i] = 64;
-        config.rows[i] = 16;
+        config.bytes_per_row[i] = i == 4 || i == 5 ? inputs : 64;
+        config.rows[i] = i >= 6 ? inputs / 4 : rows;
     }
     // GCC's intrinsic claims to read 8 bytes only, and the stores to the rest would be dropped.
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
+}
+
+void begin_thread() { configure(64, ROW_TILE); }
+// Around 4-bit products of up to that many rows. Tiles of fewer rows multiply and come back sooner.
+void begin_int4(int group_parts, int num_rows) {
+    if (num_rows > most_vnni_rows(group_parts)) configure(group_parts == 1 ? 32 : 64, num_rows < ROW_TILE ? num_rows : ROW_TILE);
+}
+void end_int4(int group_parts, int num_rows) {
+    if (num_rows > most_vnni_rows(group_parts)) begin_thread();
 }
 // Live tiles would add 8 KiB to every switch of threads.
 void end_thread() { _tile_release(); }

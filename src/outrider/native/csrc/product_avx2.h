@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "product.h"
+#include "product_int4.h"
 
 namespace {
 
@@ -88,5 +89,79 @@ void tile_int8(const Product& p, const uint8_t* a, const uint8_t* b, float* c, b
 
 AVX2_PRODUCT(product_bf16, tile_bf16)
 AVX2_PRODUCT(product_int8, tile_int8)
+
+void begin_int4(int, int) {}
+void end_int4(int, int) {}
+
+// Half a tile: 8 outputs. The 16-bit sums of a part cannot overflow: 16 products of at most 15 * 127.
+template <int PARTS, int ROWS>
+void half_int4(const GroupProduct& p, const uint8_t* a, const float* factors, const uint8_t* b, const uint8_t* levels,
+               float* c) {
+    const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256 total[ROWS];
+    for (int r = 0; r < ROWS; r++) total[r] = _mm256_setzero_ps();
+    for (int part = 0; part < p.num_parts; b += GROUP_SCALE_BYTES<PARTS>, factors += 2) {
+        __m256i sum[ROWS];
+        for (int r = 0; r < ROWS; r++) sum[r] = _mm256_setzero_si256();
+        const int end = part + PARTS < p.num_parts ? part + PARTS : p.num_parts;
+        for (; part < end; part++, levels += PART_BYTES) {
+            const uint8_t* x = a + part / 2 * p.a_step + part % 2 * PART_INPUTS;
+            __m256i twos[ROWS];
+            for (int r = 0; r < ROWS; r++) twos[r] = _mm256_setzero_si256();
+            for (int v = 0; v < 4; v++) {
+                const __m256i both = _mm256_loadu_si256((const __m256i*)(levels + v * 64));
+                const __m256i low = _mm256_and_si256(both, low_half);
+                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t first, second;
+                    __builtin_memcpy(&first, x + r * 64 + v * 4, 4);
+                    __builtin_memcpy(&second, x + r * 64 + 16 + v * 4, 4);
+                    twos[r] = _mm256_add_epi16(twos[r], _mm256_maddubs_epi16(low, _mm256_set1_epi32(first)));
+                    twos[r] = _mm256_add_epi16(twos[r], _mm256_maddubs_epi16(high, _mm256_set1_epi32(second)));
+                }
+            }
+            for (int r = 0; r < ROWS; r++) sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(twos[r], ones));
+        }
+        const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)b));
+        const __m256 m = PARTS == 1 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(b + 32)))
+                                    : _mm256_mul_ps(d, _mm256_set1_ps(-8.0f));
+        for (int r = 0; r < ROWS; r++) {
+            const float* f = factors + r * p.factor_stride;
+            const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[r]), d);
+            total[r] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(f[0]), total[r]);
+            total[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(f[1]), total[r]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(c + r * p.c_stride, total[r]);
+}
+
+template <int PARTS>
+void rows_int4(const GroupProduct& p) {
+    const int64_t levels_at = scale_bytes(p.num_parts, PARTS);
+    for (int row = 0; row < p.num_rows; row += 4)
+        for (int half = 0; half < 4; half++) {
+            const int64_t at = half / 2 * int4_tile_bytes(p.num_parts, PARTS);
+            const uint8_t *a = p.a + row * 64, *b = p.b + at + half % 2 * 16;
+            const uint8_t* levels = p.b + at + levels_at + half % 2 * 32;
+            const float* factors = p.factors + row * p.factor_stride;
+            float* c = p.c + row * p.c_stride + half * 8;
+            switch (p.num_rows - row) {
+                case 1: half_int4<PARTS, 1>(p, a, factors, b, levels, c); break;
+                case 2: half_int4<PARTS, 2>(p, a, factors, b, levels, c); break;
+                case 3: half_int4<PARTS, 3>(p, a, factors, b, levels, c); break;
+                default: half_int4<PARTS, 4>(p, a, factors, b, levels, c); break;
+            }
+        }
+}
+
+void fetch_block(const GroupProduct& p) {
+    const int64_t bytes = 2 * int4_tile_bytes(p.num_parts, p.group_parts);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p.ahead + i, 0, 2);
+}
+
+void product_int4(const GroupProduct& p) {
+    if (p.ahead) fetch_block(p);
+    p.group_parts == 1 ? rows_int4<1>(p) : rows_int4<4>(p);
+}
 
 }  // namespace

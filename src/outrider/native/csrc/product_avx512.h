@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "int4_avx512.h"
 #include "product.h"
 
 namespace {
@@ -91,5 +92,9 @@ void rows_int8(const Product& p, const uint8_t* a, float* c, bool fetch) {
 
 AVX512_PRODUCT(product_bf16, rows_bf16)
 AVX512_PRODUCT(product_int8, rows_int8)
+
+void begin_int4(int, int) {}
+void end_int4(int, int) {}
+void product_int4(const GroupProduct& p) { product_int4_vnni(p); }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include <arm_neon.h>
 
+#include "int4_portable.h"
 #include "product.h"
 #include "vec.h"
 

@@ -1,6 +1,7 @@
 // Products in plain C++ over 16 lanes, for any processor.
 #pragma once
 
+#include "int4_portable.h"
 #include "product.h"
 #include "vec.h"
 
@@ -8,12 +9,6 @@ namespace {
 
 void begin_thread() {}
 void end_thread() {}
-
-INLINE U16 load_words(const uint8_t* from) {
-    U16 v;
-    __builtin_memcpy(&v, from, sizeof v);
-    return v;
-}
 
 void product_bf16(const Product& p) {
     for (int r = 0; r < p.num_rows; r++)

@@ -55,6 +55,23 @@ float put_row_split(const float* y, int width, uint8_t* coarse, uint8_t* fine, i
     return scale;
 }
 
+// Symmetric int8 with one scale for each group of inputs, the last of which may be short. A group leaves two factors: its
+// scale, and that times the sum of its levels.
+void put_row_groups(const float* y, int width, int group, uint8_t* tiles, int64_t step, float* factors) {
+    for (int start = 0; start < width; start += group, factors += 2) {
+        const int end = start + group < width ? start + group : width;
+        const float scale = largest_of(y + start, end - start) / 127.0f, inverse = 1.0f / scale;
+        F16 sum{};
+        for (int i = start; i < end; i += LANES) {
+            const F16 rounded = (load(y + i) * inverse + 12582912.0f) - 12582912.0f;
+            sum += rounded;
+            store_int8(tiles + i / 64 * step + i % 64, rounded);
+        }
+        factors[0] = scale;
+        factors[1] = scale * sum_whole(sum);
+    }
+}
+
 INLINE F16 load_sums(const float* from) {
     I16 sums;
     __builtin_memcpy(&sums, from, sizeof sums);

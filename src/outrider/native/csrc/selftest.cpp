@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "product_int4.h"
 #include "selftest.h"
 #include "work.h"
 
@@ -31,7 +32,7 @@ void expect(bool holds, const char* what, const char* kernels, int threads) {
 }
 
 struct Shape {
-    int layers, hidden, inner, heads, kv_heads, head_width, vocab, is_int8;
+    int layers, hidden, inner, heads, kv_heads, head_width, vocab, format, group_parts;
 };
 
 uint16_t bf16(float value) {
@@ -44,25 +45,25 @@ uint16_t bf16(float value) {
 // where a padded output would, and those are made zero.
 class RandomModel {
   public:
-    RandomModel(const Shape& shape, int positions) : random_(shape.hidden * 31 + shape.is_int8) {
+    RandomModel(const Shape& shape, int positions) : random_(shape.hidden * 31 + shape.format) {
         const int half_blocks = (shape.head_width / 2 + 15) / 16, width = half_blocks * 32;
         const int hidden = padded_to(shape.hidden, 64), inner = padded_to(shape.inner, 64);
         const int blocks = (shape.heads + 2 * shape.kv_heads) * half_blocks;
         for (int i = 0; i < shape.layers; i++) {
             OutriderLayer layer{};
             layer.attention_norm = norm(shape.hidden, hidden);
-            layer.qkv = matrix(blocks, hidden, shape.is_int8);
-            layer.out = matrix(hidden / 32, padded_to(shape.heads * width, 64), shape.is_int8);
+            layer.qkv = matrix(blocks, hidden, shape);
+            layer.out = matrix(hidden / 32, padded_to(shape.heads * width, 64), shape);
             layer.feed_forward_norm = norm(shape.hidden, hidden);
-            layer.gate_up = matrix(inner / 16, hidden, shape.is_int8);
-            layer.down = matrix(hidden / 32, inner, shape.is_int8);
+            layer.gate_up = matrix(inner / 16, hidden, shape);
+            layer.down = matrix(hidden / 32, inner, shape);
             layers_.push_back(layer);
         }
         embedding_.resize((size_t)shape.vocab * shape.hidden);
         for (uint16_t& value : embedding_) value = bf16(normal_(random_));
         model = {shape.layers, shape.hidden, hidden, inner, shape.heads, shape.kv_heads, shape.head_width, shape.vocab,
-                 shape.is_int8, 1e-5f, embedding_.data(), layers_.data(), norm(shape.hidden, hidden),
-                 matrix((shape.vocab + 31) / 32, hidden, shape.is_int8), angles(positions, half_blocks, true),
+                 shape.format, 1e-5f, embedding_.data(), layers_.data(), norm(shape.hidden, hidden),
+                 matrix((shape.vocab + 31) / 32, hidden, shape.format != FORMAT_BF16), angles(positions, half_blocks, true),
                  angles(positions, half_blocks, false)};
         capacity = padded_to(positions, CHUNK);
         cache_bytes = (size_t)shape.layers * shape.kv_heads * 2 * capacity * width * 2;
@@ -85,6 +86,22 @@ class RandomModel {
         return floats_.back().data();
     }
     // Rows of the residual stream beyond `hidden` meet norm weights of zero, so they may hold anything.
+    OutriderMatrix matrix(int blocks, int inputs, const Shape& shape) {
+        return shape.format == FORMAT_INT4 ? matrix_int4(blocks, inputs, shape.group_parts) : matrix(blocks, inputs, shape.format == FORMAT_INT8);
+    }
+    OutriderMatrix matrix_int4(int blocks, int inputs, int parts) {
+        const size_t scales = scale_bytes(inputs / 32, parts), tile = int4_tile_bytes(inputs / 32, parts);
+        bytes_.emplace_back(blocks * 2 * tile);
+        std::vector<uint8_t>& bytes = bytes_.back();
+        for (size_t i = 0; i < bytes.size(); i += 2) {
+            const bool is_scale = i % tile < scales;
+            const bool is_minimum = is_scale && parts == 1 && i % 64 >= 32;
+            // float16: about 1 / 256 for d, and -8 of those for m; levels are any bits.
+            const uint16_t value = is_minimum ? 0xa800 : is_scale ? (uint16_t)(0x1c00 + random_() % 256) : (uint16_t)random_();
+            std::memcpy(&bytes[i], &value, 2);
+        }
+        return {bytes.data(), nullptr, blocks, inputs / 64, FORMAT_INT4, parts};
+    }
     OutriderMatrix matrix(int blocks, int inputs, bool is_int8) {
         const size_t count = (size_t)blocks * 32 * inputs;
         bytes_.emplace_back(count * (is_int8 ? 1 : 2));
@@ -99,7 +116,7 @@ class RandomModel {
             floats_.emplace_back(blocks * 32, 1.0f / (74.0f * std::sqrt((float)inputs)));
             scales = floats_.back().data();
         }
-        return {bytes_.back().data(), scales, blocks, inputs * (is_int8 ? 1 : 2) / STEP_BYTES};
+        return {bytes_.back().data(), scales, blocks, inputs * (is_int8 ? 1 : 2) / STEP_BYTES, is_int8 ? FORMAT_INT8 : FORMAT_BF16, 0};
     }
 
     std::mt19937 random_;
@@ -208,8 +225,9 @@ void check(const char* kernels, int threads, const Shape& shape) {
 }  // namespace
 
 int main(int count, char** arguments) {
-    const Shape shapes[] = {{2, 96, 80, 3, 1, 20, 77, 0}, {2, 96, 80, 3, 1, 20, 77, 1}, {1, 64, 160, 4, 2, 64, 130, 0},
-                            {1, 576, 100, 9, 3, 64, 200, 1}};
+    const Shape shapes[] = {{2, 96, 80, 3, 1, 20, 77, FORMAT_BF16, 0}, {2, 96, 80, 3, 1, 20, 77, FORMAT_INT8, 0},
+                            {1, 64, 160, 4, 2, 64, 130, FORMAT_BF16, 0}, {1, 576, 100, 9, 3, 64, 200, FORMAT_INT8, 0},
+                            {2, 96, 80, 3, 1, 20, 77, FORMAT_INT4, 1}, {1, 576, 320, 9, 3, 64, 200, FORMAT_INT4, 4}};
     const std::vector<const char*> asked(arguments + 1, arguments + count);
     const std::vector<const char*> names = runnable_kernels(asked);
     if (asked.size() > names.size()) failures++;

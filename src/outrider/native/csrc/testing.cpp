@@ -43,6 +43,24 @@ OUTRIDER_EXPORT int32_t outrider_test_split(const char* kernels, const float* x,
     return with_kernels(kernels, [&](const Kernels& k) { *scale = k.put_row_split(x, width, coarse, fine, STEP_BYTES); });
 }
 
+// c[rows][32] = a x b in 4 bits; factors [rows][groups][2].
+OUTRIDER_EXPORT int32_t outrider_test_int4(const char* kernels, const uint8_t* a, int64_t a_step, const float* factors,
+                                           const uint8_t* b, int32_t num_parts, int32_t group_parts, int32_t num_rows,
+                                           float* c) {
+    return with_kernels(kernels, [&](const Kernels& k) {
+        const int64_t stride = (num_parts + group_parts - 1) / group_parts * 2;
+        const GroupProduct p{a, a_step, factors, stride, b, num_parts, group_parts, num_rows, c, BLOCK, b};
+        k.begin_int4(group_parts, num_rows);
+        k.product_int4(p);
+        k.end_int4(group_parts, num_rows);
+    });
+}
+
+OUTRIDER_EXPORT int32_t outrider_test_groups(const char* kernels, const float* x, int32_t width, int32_t group,
+                                             uint8_t* levels, float* factors) {
+    return with_kernels(kernels, [&](const Kernels& k) { k.put_row_groups(x, width, group, levels, STEP_BYTES, factors); });
+}
+
 // `count` is a multiple of 16.
 OUTRIDER_EXPORT int32_t outrider_test_power(const char* kernels, const float* x, float* y, int32_t count) {
     return with_kernels(kernels, [&](const Kernels& k) { k.power_of_two(x, y, count); });

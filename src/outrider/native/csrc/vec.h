@@ -73,6 +73,14 @@ INLINE float sum_lanes(F16 v) {
         for (int i = 0; i < width; i++) t[i] += t[i + width];
     return t[0];
 }
+// The same of small integers, where the order does not matter.
+INLINE float sum_whole(F16 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    return sum_lanes(v);
+#endif
+}
 INLINE float max_lanes(F16 v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
