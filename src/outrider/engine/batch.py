@@ -7,14 +7,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from outrider.device import synchronize
 from outrider.engine.config import EngineConfig
-from outrider.engine.judge import judge
+from outrider.engine.judge import Judged, judge
 from outrider.engine.prefixes import PrefixPool
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence, Request
 from outrider.engine.step import Machinery, commit
 from outrider.engine.stop import OutputText, StopRules
+from outrider.engine.taps import joined_taps, tap_reader, wanted_taps
 from outrider.models.base import PackedRows
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.state import SamplingState
@@ -72,21 +75,19 @@ class Batch:
         limit = min(request.params.max_tokens, self._machinery.target.spec.max_positions - len(request.prompt))
         room = len(request.prompt) + limit
         slot, held = self.prefixes.take(request.prompt, room)
-        last = self._read_ahead(request.prompt, slot, held)
+        last, taps = self._read_ahead(request.prompt, slot, held)
         slots = [slot, *(cache.allocate(room) for _ in range(1, request.params.n))]
         sequences = [self._sequence(request, index, taken, limit) for index, taken in enumerate(slots)]
-        nothing = [NO_DRAFT] * len(sequences)
-        judged = judge(
-            self._machinery.target, cache, last, sequences=sequences, proposals=nothing, first_rows=[0] * len(sequences)
-        )
+        judged = self._judge_prompt(sequences, last)
         for taken in slots[1:]:
             cache.copy_prefix(slot, taken, len(request.prompt))
         if self._machinery.drafter is not None:
             for sequence in sequences:
                 self._machinery.drafter.start(sequence.key, sequence.tokens)
+        self._hand_over(sequences, taps, last, judged)
         synchronize(self._machinery.target.spec.device)
         read = time.perf_counter()
-        committed = commit(self._machinery, sequences, nothing, judged)
+        committed = commit(self._machinery, sequences, [NO_DRAFT] * len(sequences), judged)
         cost = PassCost(
             draft_ms=0.0,
             verify_ms=(read - started) * 1e3,
@@ -100,18 +101,53 @@ class Batch:
             sequence.record(report)
         return sequences, reports
 
-    def _read_ahead(self, prompt: Sequence[int], slot: int, held: int) -> PackedRows:
-        """Read ``prompt[held:]`` in chunks up to the last one, which is returned: its last row gives the first law."""
+    def _read_ahead(self, prompt: Sequence[int], slot: int, held: int) -> tuple[PackedRows, list[tuple[int, Tensor]]]:
+        """Read ``prompt[held:]`` in chunks up to the last one.
+
+        Returns:
+            The last chunk, whose last row gives the first law, and the taps of the others with the position each starts at.
+        """
         target, cache, chunk = self._machinery.target, self._machinery.cache, self._config.prefill_chunk
+        layers = wanted_taps(self._machinery.drafter)
         starts = range(held, len(prompt), chunk)
+        taps: list[tuple[int, Tensor]] = []
         for start in starts[:-1]:
-            target.forward_greedy(self._chunk(prompt[start : start + chunk], slot, start, ()), cache)
+            rows = self._chunk(prompt[start : start + chunk], slot, start, ())
+            result = target.forward_greedy(rows, cache, taps=layers)
+            if layers:
+                taps.append((start, joined_taps(result.taps, layers)))
         last = prompt[starts[-1] :]
-        return self._chunk(last, slot, starts[-1], (len(last) - 1,))
+        return self._chunk(last, slot, starts[-1], (len(last) - 1,)), taps
 
     def _chunk(self, tokens: Sequence[int], slot: int, start: int, logit_rows: tuple[int, ...]) -> PackedRows:
         device = self._machinery.target.spec.device
         return PackedRows.pack([tokens], slots=[slot], starts=[start], device=device, logit_rows=logit_rows)
+
+    def _judge_prompt(self, sequences: Sequence[LiveSequence], last: PackedRows) -> Judged:
+        """Read the prompt's last chunk; its last row is the root of all choices."""
+        return judge(
+            self._machinery.target,
+            self._machinery.cache,
+            last,
+            sequences=sequences,
+            proposals=[NO_DRAFT] * len(sequences),
+            first_rows=[0] * len(sequences),
+            taps=wanted_taps(self._machinery.drafter),
+        )
+
+    def _hand_over(
+        self,
+        sequences: Sequence[LiveSequence],
+        taps: Sequence[tuple[int, Tensor]],
+        last: PackedRows,
+        judged: Judged,
+    ) -> None:
+        """Give the prompt's taps, which all choices share, to a drafter that reads them."""
+        reader = tap_reader(self._machinery.drafter)
+        if reader is not None:
+            chunks = [*taps, (int(last.positions_R[0]), joined_taps(judged.taps, reader.taps))]
+            for sequence, (start, taps_RD) in itertools.product(sequences, chunks):
+                reader.absorb(sequence.key, start, taps_RD)
 
     def _sequence(self, request: Request, index: int, slot: int, limit: int) -> LiveSequence:
         spec, params = self._machinery.target.spec, request.params

@@ -43,7 +43,7 @@ def judge(
     *,
     sequences: Sequence[LiveSequence],
     proposals: Sequence[Proposal],
-    first_rows: Sequence[int],
+    first_rows: Sequence[int] | None = None,
     taps: Sequence[int] = (),
 ) -> Judged:
     """Run a pass and verify the proposals.
@@ -52,9 +52,10 @@ def judge(
         target, cache: what runs it.
         rows: the packed rows.
         sequences, proposals: what is judged, one proposal a sequence.
-        first_rows: each sequence's root among the rows that logits are asked for.
+        first_rows: each sequence's root among the rows that logits are asked for; the first of each segment if not given.
         taps: layers whose hidden states are wanted.
     """
+    first_rows = [segment.start for segment in rows.segments] if first_rows is None else first_rows
     if _is_argmax_enough(sequences, proposals):
         tokens = target.forward_greedy(rows, cache, taps=taps)
         greedy = GreedyTokens(tokens.tokens_R.tolist(), first_rows)

@@ -24,6 +24,7 @@ from outrider.drafters.base import Drafter, DraftRequest
 from outrider.engine.judge import Judged, judge
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence
+from outrider.engine.taps import hand_over, wanted_taps
 from outrider.models.base import PackedRows, Target
 from outrider.sampling.laws import ProcessedLaws
 from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport
@@ -58,13 +59,14 @@ def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
     rows = _pack(sequences, proposals, bases, target)
-    first_rows = [segment.start for segment in rows.segments]
-    judged = judge(target, cache, rows, sequences=sequences, proposals=proposals, first_rows=first_rows)
+    taps = wanted_taps(machinery.drafter)
+    judged = judge(target, cache, rows, sequences=sequences, proposals=proposals, taps=taps)
     synchronize(target.spec.device)
     verified = time.perf_counter()
     committed = commit(machinery, sequences, proposals, judged)
     for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=True):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
+    hand_over(machinery.drafter, [s.key for s in sequences], rows, judged.verdicts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
         verify_ms=(verified - drafted) * 1e3,

@@ -17,6 +17,7 @@ from outrider.models.grid import GROUP_WIDTHS
 from outrider.models.layers import gated, rms_norm
 from outrider.models.linear import FeedForward, Head, Norm, NormProjection, ResidualProjection, Stream
 from outrider.models.linear_int8 import quantize_rows, split_rows
+from outrider.sampling.draw import argmax_B
 
 __all__ = ["Int4Kernels", "round_groups"]
 
@@ -131,3 +132,6 @@ class _Int4Head:
 
     def __call__(self, x_RD: Tensor) -> Tensor:
         return F.linear(_round_twice(rms_norm(x_RD, self._norm.weight_D, self._norm.eps)), self._weight)
+
+    def argmax(self, x_RD: Tensor) -> Tensor:
+        return argmax_B(self(x_RD))
