@@ -30,7 +30,7 @@ FLAGS = Path(__file__).parent / "surface_flags.txt"
 RANKS = {
     **dict.fromkeys(("types", "shapes", "errors", "rng", "device", "metrics", "native"), 0),
     **dict.fromkeys(("sampling", "cache"), 1),
-    "models": 2,
+    **dict.fromkeys(("models", "traffic"), 2),
     **dict.fromkeys(("drafters", "verify"), 3),
     "engine": 4,
     **dict.fromkeys(("measure", "train", "audit"), 5),
