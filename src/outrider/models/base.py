@@ -18,6 +18,7 @@ from outrider.cache.base import Cache
 from outrider.device import Placement, Precision
 
 if TYPE_CHECKING:
+    from outrider.models.llama_weights import WeightSource
     from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["ForwardResult", "LoadedTarget", "PackedRows", "Segment", "Target", "TargetSpec"]
@@ -157,6 +158,7 @@ class Target(Protocol):
 class LoadedTarget(Target, Protocol):
     """A target that was read from a checkpoint: it has a tokenizer, and can be copied in part or in another precision."""
 
+    checkpoint: WeightSource
     placement: Placement
     checkpoint_note: str
     tokenizer: Tokenizer | None
