@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionPlan", "PlanSegment", "rotate", "unit_norm", "unrolled_attention"]
+__all__ = ["AttentionPlan", "PlanSegment", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
 
 
 def unit_norm(x_RD: Tensor, eps: float) -> Tensor:
@@ -26,6 +26,26 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary embedding, rotate-half form; the sign of the first half is folded into ``signed_sin``."""
     out: Tensor = _Rotate.apply(x, cos, signed_sin)  # type: ignore[no-untyped-call]
     return out
+
+
+def take_rows(x: Tensor, rows_Q: Tensor) -> Tensor:
+    """``x[rows]``, each row taken at most once, so that its gradient is a copy and not a sum."""
+    out: Tensor = _TakeRows.apply(x, rows_Q)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows_Q: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_Q)
+        ctx.num_rows = x.shape[0]
+        return x.index_select(0, rows_Q)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (rows_Q,) = ctx.saved_tensors
+        grad = slopes[0].new_zeros((ctx.num_rows, *slopes[0].shape[1:]))
+        return grad.index_copy_(0, rows_Q, slopes[0]), None
 
 
 class _UnitNorm(torch.autograd.Function):
