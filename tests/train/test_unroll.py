@@ -10,8 +10,8 @@ from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead, UnrolledAttention
 from outrider.train.corpus import Text
-from outrider.train.losses import lean_loss, row_losses
-from outrider.train.packing import TrainBatch, pack_batch, rows_of
+from outrider.train.losses import dense_laws, lean_loss, row_losses
+from outrider.train.packing import TextStates, TrainBatch, pack_batch, rows_of
 from outrider.train.unroll import UnrolledHead
 from tests.drafters.heads import tiny_head
 
@@ -41,9 +41,10 @@ def random_batch(head: EagleHead) -> TrainBatch:
     states = []
     for text in TEXTS:
         rows = rows_of(text)
-        last = torch.randn(len(rows.queries), 1, generator=generator, dtype=torch.float64)
+        law = torch.rand(len(rows.queries), 3, generator=generator, dtype=torch.float64) / 3
+        ids = torch.randint(0, head.config.draft_vocab_size, law.shape, generator=generator)
         taps = torch.randn(rows.num_keys, width, generator=generator, dtype=torch.float64)
-        states.append((taps, last, last[:, 0]))
+        states.append(TextStates(taps_SD=taps, law_ids_QK=ids, law_probs_QK=law))
     return pack_batch(TEXTS, states, num_steps=NUM_STEPS)
 
 
@@ -92,12 +93,11 @@ def test_lean_unroll_is_the_module(shape: str) -> None:
 def test_gradients_of_the_whole_are_autograds(shape: str) -> None:
     head = wide_head(**SHAPES[shape])
     batch = random_batch(head)
-    generator = torch.Generator().manual_seed(2)
-    size = head.config.draft_vocab_size
-    laws = 0.9 * torch.randn(batch.num_queries + NUM_STEPS, size, generator=generator, dtype=torch.float64).softmax(-1)
+    laws = dense_laws(batch.law_ids_QK, batch.law_probs_QK, head.config.draft_vocab_size)
+    laws = torch.cat((laws, laws.new_zeros(NUM_STEPS, laws.shape[1])))
     live = batch.is_live_NQ.double()
     outputs, weights = UnrolledHead(head, dtype=torch.float64)(batch, NUM_STEPS)
-    total, _ = lean_loss(outputs, weights, laws, live, name="ce", piece=3)
+    total, _ = lean_loss(outputs, weights, (batch.law_ids_QK, batch.law_probs_QK), live, name="ce", piece=3)
     total.backward()
     found = {name: parameter.grad.clone() for name, parameter in head.named_parameters() if parameter.grad is not None}
     head.zero_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.train.corpus import Text
 
-__all__ = ["TextRows", "TrainBatch", "pack_batch", "rows_of"]
+__all__ = ["TextRows", "TextStates", "TrainBatch", "pack_batch", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,20 @@ def rows_of(text: Text) -> TextRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextStates:
+    """What the target said of a text.
+
+    Attributes:
+        taps_SD: taps of its key indexes, concatenated, ``[num_keys, A * D]``.
+        law_ids_QK, law_probs_QK: the K likeliest tokens one position behind each query, and their probabilities.
+    """
+
+    taps_SD: Tensor
+    law_ids_QK: Tensor
+    law_probs_QK: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
     """Packed texts, ready for the head.
 
@@ -51,8 +65,7 @@ class TrainBatch:
         next_tokens_R: the token behind each index. positions_R: its position in its text.
         query_rows_Q: packed row of each query. text_of_Q: which text it belongs to.
         read_tokens_NQ: token read at step n. is_live_NQ: whether step n predicts a trained token of the same answer.
-        last_QD: the target's last hidden state at the law's position, before the final norm.
-        log_mass_Q: logarithm of the law's mass on the draft vocabulary.
+        law_ids_QK, law_probs_QK: the law that step 0 of each query is held to, sparse (:mod:`outrider.train.losses`).
         plan_texts, all_texts: for each text its number of keys and its query indexes (all of them).
     """
 
@@ -64,8 +77,8 @@ class TrainBatch:
     text_of_Q: Tensor
     read_tokens_NQ: Tensor
     is_live_NQ: Tensor
-    last_QD: Tensor
-    log_mass_Q: Tensor
+    law_ids_QK: Tensor
+    law_probs_QK: Tensor
     plan_texts: tuple[tuple[int, Sequence[int]], ...]
 
     @property
@@ -84,12 +97,12 @@ class TrainBatch:
         return len(self.positions_R)
 
 
-def pack_batch(texts: Sequence[Text], states: Sequence[tuple[Tensor, Tensor, Tensor]], *, num_steps: int) -> TrainBatch:
+def pack_batch(texts: Sequence[Text], states: Sequence[TextStates], *, num_steps: int) -> TrainBatch:
     """Pack texts with what the target said of them.
 
     Args:
         texts: each with at least one query.
-        states: for each text its taps ``[num_keys, A * D]``, last hidden states and log masses at the laws' positions.
+        states: what the target said of each.
         num_steps: unroll steps.
     """
     rows = [rows_of(text) for text in texts]
@@ -108,7 +121,7 @@ def pack_batch(texts: Sequence[Text], states: Sequence[tuple[Tensor, Tensor, Ten
     left = torch.tensor([count for row in rows for count in row.num_steps])
     return TrainBatch(
         ids=tuple(text.id for text in texts),
-        taps_RD=torch.cat([taps for taps, _, _ in states]),
+        taps_RD=torch.cat([state.taps_SD for state in states]),
         next_tokens_R=torch.tensor(
             [t for text, row in zip(texts, rows, strict=True) for t in text.tokens[1 : row.num_keys + 1]]
         ),
@@ -119,7 +132,7 @@ def pack_batch(texts: Sequence[Text], states: Sequence[tuple[Tensor, Tensor, Ten
         text_of_Q=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.queries) for row in rows])),
         read_tokens_NQ=read,
         is_live_NQ=left > torch.arange(num_steps).unsqueeze(1),
-        last_QD=torch.cat([last for _, last, _ in states]),
-        log_mass_Q=torch.cat([mass for _, _, mass in states]),
+        law_ids_QK=torch.cat([state.law_ids_QK for state in states]),
+        law_probs_QK=torch.cat([state.law_probs_QK for state in states]),
         plan_texts=tuple((row.num_keys, row.queries) for row in rows),
     )
