@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter"]
+__all__ = ["DraftRequest", "Drafter", "TapDrafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,4 +61,30 @@ class Drafter(Protocol):
 
     def finish(self, sequence: int) -> None:
         """The sequence ended; forget it (or remember its text for others)."""
+        ...
+
+
+@runtime_checkable
+class TapDrafter(Protocol):
+    """A drafter that also reads the target's hidden states.
+
+    Attributes:
+        taps: which ones; index i is the residual stream before target layer i (``ForwardResult.taps``).
+    """
+
+    taps: tuple[int, ...]
+
+    def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
+        """What the target computed for the committed tokens at positions ``start`` and on.
+
+        Called after ``start`` for each chunk of the prompt, and after each pass for the rows that were kept, in order of
+        position. Positions whose cache was taken over from an earlier request have no taps: the first call may come with
+        any ``start``. A token's taps come before the next proposal is asked for, the last committed token's only after
+        the next pass, which reads it.
+
+        Args:
+            sequence: id of the sequence.
+            start: position of the first row.
+            taps_RD: one row a position: the taps behind one another in the order of ``taps``.
+        """
         ...

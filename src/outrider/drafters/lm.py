@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
+from outrider.drafters.choice import DraftVocabulary, choose_tokens, tree_law
 from outrider.drafters.reader import DraftReader
 from outrider.drafters.tree import TreeGrowth, TreeShape
 from outrider.models.base import Target
-from outrider.rng import Purpose, gumbel_BV, noise_key
-from outrider.sampling.draw import argmax_tokens, draw_logits
-from outrider.sampling.warp import warp_logits
-from outrider.types import NO_DRAFT, DraftMode, Proposal
+from outrider.types import NO_DRAFT, Proposal
 
 __all__ = ["LMDrafter"]
 
@@ -46,8 +44,9 @@ class LMDrafter:
         self.name = name
         self.tree = tree
         self.model = model
-        self._vocab_size = model.spec.vocab_size if vocab_size is None else vocab_size
-        self._reader = DraftReader(model, self._vocab_size)
+        size = model.spec.vocab_size if vocab_size is None else vocab_size
+        self._vocabulary = DraftVocabulary(target_size=size)
+        self._reader = DraftReader(model, size)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Nothing yet: the prompt is read when the first draft is asked for."""
@@ -83,7 +82,8 @@ class LMDrafter:
                 active = [index for index in active if budgets[index] > depth]
                 last = [chains[index][-1] for index in active]
                 logits_BV = self._reader.read_drafts([requests[index].sequence for index in active], last)
-            tokens, probs = self._choose(logits_BV, [requests[index] for index in active], depth)
+            wishes = [requests[index] for index in active]
+            tokens, probs = choose_tokens(logits_BV, wishes, depth, self._vocabulary)
             for index, token, probs_V in zip(active, tokens, probs, strict=True):
                 chains[index].append(token)
                 if probs_V is not None:
@@ -92,30 +92,6 @@ class LMDrafter:
             Proposal.chain(chain, drafter=self.name, draft_probs_NV=torch.stack(law) if law else None)
             for chain, law in zip(chains, laws, strict=True)
         ]
-
-    def _choose(
-        self, logits_BV: Tensor, requests: Sequence[DraftRequest], depth: int
-    ) -> tuple[list[int], list[Tensor | None]]:
-        """One token for each request, and the law it was drawn from if it was drawn."""
-        tokens = argmax_tokens(logits_BV)
-        laws: list[Tensor | None] = [None] * len(requests)
-        drawn = [index for index, request in enumerate(requests) if _needs_noise(request)]
-        if not drawn:
-            return tokens, laws
-        wishes = [requests[index] for index in drawn]
-        warped_BV = warp_logits(logits_BV[drawn], [r.params for r in wishes])
-        noise_BV = gumbel_BV([_key(r, depth) for r in wishes], warped_BV.shape[1], warped_BV.device)
-        probs_BV = self._padded(warped_BV.softmax(dim=-1))
-        for row, (index, token) in enumerate(zip(drawn, draw_logits(warped_BV, noise_BV), strict=True)):
-            tokens[index] = token
-            if requests[index].mode is DraftMode.DRAWN:
-                laws[index] = probs_BV[row]
-        return tokens, laws
-
-    def _padded(self, probs_BV: Tensor) -> Tensor:
-        """Target tokens that the draft model does not have are never drawn: probability 0."""
-        missing = self._vocab_size - probs_BV.shape[1]
-        return torch.nn.functional.pad(probs_BV, (0, missing)) if missing else probs_BV
 
     def _draft_trees(self, requests: Sequence[DraftRequest], budgets: Sequence[int]) -> list[Proposal]:
         assert self.tree is not None
@@ -128,7 +104,7 @@ class LMDrafter:
                 active = [index for index in active if depths[index] > level]
                 logits_RV = self._read_frontiers([requests[i] for i in active], [growths[i] for i in active])
             sizes = [len(growths[index].frontier) for index in active]
-            laws_RV = _tree_law(logits_RV, [requests[i] for i in active], sizes, level)
+            laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self._vocabulary)
             for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
                 growths[index].expand(logprobs_NV)
         return [self._proposal(growth) for growth in growths]
@@ -144,31 +120,3 @@ class LMDrafter:
     def _proposal(self, growth: TreeGrowth) -> Proposal:
         tree = growth.chosen()
         return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=self.name)
-
-
-def _needs_noise(request: DraftRequest) -> bool:
-    return request.mode is not DraftMode.GREEDY and not request.params.is_greedy
-
-
-def _key(request: DraftRequest, depth: int) -> int:
-    purpose = Purpose.DRAFT if request.mode is DraftMode.DRAWN else Purpose.TARGET
-    return noise_key(request.seed, request.choice, len(request.tokens) + depth, purpose)
-
-
-def _tree_law(logits_RV: Tensor, requests: Sequence[DraftRequest], sizes: Sequence[int], level: int) -> Tensor:
-    """Log-probabilities that rank a level's candidates; request i owns the next ``sizes[i]`` rows."""
-    owners = [request for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
-    sampled = [row for row, owner in enumerate(owners) if not owner.params.is_greedy]
-    if sampled:
-        warped_RV = warp_logits(logits_RV[sampled], [owners[row].params for row in sampled])
-        logits_RV = logits_RV.index_copy(0, torch.tensor(sampled, device=logits_RV.device), warped_RV)
-    noised = [request for request in requests if _needs_noise(request)]
-    if noised:
-        # Nodes of a level share their position, and so their noise: one row a request.
-        keys = [noise_key(r.seed, r.choice, len(r.tokens) + level, Purpose.TARGET) for r in noised]
-        noise_BV = gumbel_BV(keys, logits_RV.shape[1], logits_RV.device).to(logits_RV.dtype)
-        noises = iter(noise_BV)
-        for request, rows_NV in zip(requests, torch.split(logits_RV, list(sizes)), strict=True):
-            if _needs_noise(request):
-                rows_NV += next(noises)  # a view of the copy made above
-    return logits_RV.log_softmax(dim=-1)

@@ -16,6 +16,7 @@ from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence, Request
 from outrider.engine.step import Machinery, commit
 from outrider.engine.stop import OutputText, StopRules
+from outrider.engine.taps import joined_taps, tap_reader, wanted_taps
 from outrider.models.base import PackedRows
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.laws import ProcessedLaws
@@ -75,7 +76,7 @@ class Batch:
         limit = min(request.params.max_tokens, self._machinery.target.spec.max_positions - len(request.prompt))
         room = len(request.prompt) + limit
         slot, held = self.prefixes.take(request.prompt, room)
-        logits_RV, num_rows = self._read(request.prompt, slot, held)
+        logits_RV, taps = self._read(request.prompt, slot, held)
         slots = [slot]
         for _ in range(1, request.params.n):
             slots.append(cache.allocate(room))
@@ -84,6 +85,7 @@ class Batch:
         if self._machinery.drafter is not None:
             for sequence in sequences:
                 self._machinery.drafter.start(sequence.key, sequence.tokens)
+        self._hand_over(sequences, taps)
         laws = ProcessedLaws(logits_RV, first_rows=[0] * len(sequences), states=[s.state for s in sequences])
         verdicts = verify([NO_DRAFT] * len(sequences), laws)
         synchronize(self._machinery.target.spec.device)
@@ -94,7 +96,7 @@ class Batch:
             verify_ms=(read - started) * 1e3,
             other_ms=(time.perf_counter() - read) * 1e3,
             batch_size=len(sequences),
-            rows=num_rows,
+            rows=len(request.prompt) - held,
             is_prefill=True,
         )
         reports = [report_of(NO_DRAFT, *entry, cost) for entry in zip(verdicts, committed, strict=True)]
@@ -102,10 +104,15 @@ class Batch:
             sequence.record(report)
         return sequences, reports
 
-    def _read(self, prompt: Sequence[int], slot: int, held: int) -> tuple[Tensor, int]:
-        """Read ``prompt[held:]`` in chunks; returns the logits behind its last token, ``[1, V]``, and the rows read."""
+    def _read(self, prompt: Sequence[int], slot: int, held: int) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """Read ``prompt[held:]`` in chunks.
+
+        Returns:
+            The logits behind its last token, ``[1, V]``, and the taps of each chunk with the position it starts at.
+        """
         target, cache, chunk = self._machinery.target, self._machinery.cache, self._config.prefill_chunk
-        logits_RV = None
+        layers = wanted_taps(self._machinery.drafter)
+        logits_RV, taps = None, []
         for start in range(held, len(prompt), chunk):
             tokens = prompt[start : start + chunk]
             is_last = start + chunk >= len(prompt)
@@ -116,9 +123,20 @@ class Batch:
                 device=target.spec.device,
                 logit_rows=(len(tokens) - 1,) if is_last else (),
             )
-            logits_RV = target.forward(rows, cache).logits_RV
+            result = target.forward(rows, cache, taps=layers)
+            logits_RV = result.logits_RV
+            if layers:
+                taps.append((start, joined_taps(result.taps, layers)))
         assert logits_RV is not None, "at least one prompt token is always read"
-        return logits_RV, len(prompt) - held
+        return logits_RV, taps
+
+    def _hand_over(self, sequences: Sequence[LiveSequence], taps: Sequence[tuple[int, Tensor]]) -> None:
+        """Give the prompt's taps, which all choices share, to a drafter that reads them."""
+        reader = tap_reader(self._machinery.drafter)
+        if reader is not None:
+            for sequence in sequences:
+                for start, taps_RD in taps:
+                    reader.absorb(sequence.key, start, taps_RD)
 
     def _sequence(self, request: Request, index: int, slot: int, limit: int) -> LiveSequence:
         spec, params = self._machinery.target.spec, request.params

@@ -23,6 +23,7 @@ from outrider.device import synchronize
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence
+from outrider.engine.taps import hand_over, wanted_taps
 from outrider.models.base import PackedRows, Target
 from outrider.sampling.laws import ProcessedLaws
 from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport, Verdict
@@ -58,14 +59,17 @@ def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
     rows = _pack(sequences, proposals, bases, target)
-    logits_RV = target.forward(rows, cache).logits_RV
-    laws = ProcessedLaws(logits_RV, first_rows=[s.start for s in rows.segments], states=[s.state for s in sequences])
+    result = target.forward(rows, cache, taps=wanted_taps(machinery.drafter))
+    laws = ProcessedLaws(
+        result.logits_RV, first_rows=[s.start for s in rows.segments], states=[s.state for s in sequences]
+    )
     verdicts = verify(proposals, laws)
     synchronize(target.spec.device)
     verified = time.perf_counter()
     committed = commit(machinery, sequences, proposals, verdicts, laws)
     for sequence, base, verdict, tokens in zip(sequences, bases, verdicts, committed, strict=True):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
+    hand_over(machinery.drafter, [s.key for s in sequences], rows, verdicts, result.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
         verify_ms=(verified - drafted) * 1e3,
