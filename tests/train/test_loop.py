@@ -57,7 +57,7 @@ def test_the_loss_falls(target: LlamaTarget, texts: list[Text]) -> None:
     while not trainer.is_done:
         losses.append(trainer.step().loss)
     assert len(losses) == len(trainer.schedule) > 20
-    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
 
 
 def test_schedule_shows_every_text_once_an_epoch_in_another_order(texts: list[Text]) -> None:

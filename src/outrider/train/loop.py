@@ -118,8 +118,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss, rows_NR = self.loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip_norm, foreach=True)
-        if not math.isfinite(float(loss)) or not math.isfinite(float(norm)):
+        total = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip_norm, foreach=True)
+        mean, norm = float(loss.detach()), float(total)
+        if not math.isfinite(mean) or not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise self._blame(batch, rows_NR)
         rate = self.learning_rate(self.update)
@@ -129,9 +130,9 @@ class Trainer:
         report = UpdateReport(
             update=self.update + 1,
             epoch=self.schedule.epoch(self.update),
-            loss=float(loss),
+            loss=mean,
             step_losses=_step_means(rows_NR, batch.is_live_NQ),
-            gradient_norm=float(norm),
+            gradient_norm=norm,
             learning_rate=rate,
             num_queries=batch.num_queries,
             num_keys=batch.num_keys,

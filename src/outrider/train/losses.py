@@ -153,7 +153,10 @@ def _row_gradients_(
         loss_R = share_R * loss_R + (1 - share_R) * variation_R
         scale_R = share_R * mass_R + (1 - share_R) * below_RK.sum(dim=-1)
         pull_RK = share_R.unsqueeze(1) * law_RK + (1 - share_R).unsqueeze(1) * below_RK
-    draft_RU.scatter_add_(1, ids_RK, -(pull_RK / scale_R.clamp_min(_TINY).unsqueeze(1)).to(draft_RU.dtype))
+    pull_RK = (pull_RK / scale_R.clamp_min(_TINY).unsqueeze(1)).to(draft_RU.dtype)
+    firsts_R1 = torch.arange(0, draft_RU.numel(), draft_RU.shape[1]).unsqueeze(1)
+    # Flat, since adding at single places is several times as fast in one dimension.
+    draft_RU.view(-1).index_add_(0, (ids_RK + firsts_R1).view(-1), pull_RK.view(-1), alpha=-1)
     return loss_R, scale_R
 
 
