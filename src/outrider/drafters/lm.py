@@ -107,7 +107,7 @@ class LMDrafter:
             laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self._vocabulary)
             for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
                 growths[index].expand(logprobs_NV)
-        return [self._proposal(growth) for growth in growths]
+        return [growth.proposal(self.name) for growth in growths]
 
     def _read_frontiers(self, requests: Sequence[DraftRequest], growths: Sequence[TreeGrowth]) -> Tensor:
         return self._reader.read_trees(
@@ -116,7 +116,3 @@ class LMDrafter:
             [growth.unread() for growth in growths],
             [len(growth.frontier) for growth in growths],
         )
-
-    def _proposal(self, growth: TreeGrowth) -> Proposal:
-        tree = growth.chosen()
-        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=self.name)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.drafters.reader import DraftTree
 from outrider.errors import ConfigError
-from outrider.types import ROOT
+from outrider.types import NO_DRAFT, ROOT, Proposal
 
 __all__ = ["TreeGrowth", "TreeShape"]
 
@@ -53,6 +53,7 @@ class TreeGrowth:
         shape: limits of the tree.
         tokens, parents, scores: of each candidate; a parent comes before its children.
         frontier: candidates whose children are proposed next, best first.
+        min_score: candidates that score less are left out.
     """
 
     shape: TreeShape
@@ -60,6 +61,7 @@ class TreeGrowth:
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
+    min_score: float = -inf
 
     def expand(self, logprobs_NV: Tensor) -> None:
         """Propose the likeliest children of each frontier node, and choose the next frontier among them.
@@ -68,11 +70,15 @@ class TreeGrowth:
             logprobs_NV: draft law behind each frontier node, in its order; -inf forbids a token.
         """
         best = logprobs_NV.topk(min(self.shape.width, logprobs_NV.shape[1]), dim=-1)
+        self.expand_into(best.indices.tolist(), best.values.tolist())
+
+    def expand_into(self, tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]) -> None:
+        """The same with each frontier node's likeliest children already found, best first; -inf is no child."""
         first = len(self.tokens)
-        for parent, tokens, logprobs in zip(self.frontier, best.indices.tolist(), best.values.tolist(), strict=True):
+        for parent, children, values in zip(self.frontier, tokens, logprobs, strict=True):
             base = 0.0 if parent == ROOT else self.scores[parent]
-            for token, logprob in zip(tokens, logprobs, strict=True):
-                if logprob > -inf:
+            for token, logprob in zip(children, values, strict=True):
+                if logprob > -inf and base + logprob >= self.min_score:
                     self.tokens.append(token)
                     self.parents.append(parent)
                     self.scores.append(base + logprob)
@@ -89,6 +95,13 @@ class TreeGrowth:
     def chosen(self) -> DraftTree:
         """The finished tree; of equally good candidates the one proposed first."""
         return self._subtree(sorted(self._best(range(len(self.tokens)), self.shape.num_nodes)))
+
+    def proposal(self, drafter: str) -> Proposal:
+        """The finished tree as a proposal; ``NO_DRAFT`` if nothing was worth a node."""
+        tree = self.chosen()
+        if not tree.tokens:
+            return NO_DRAFT
+        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=drafter)
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         return sorted(nodes, key=lambda node: (-self.scores[node], node))[:count]

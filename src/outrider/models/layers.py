@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.config import LlamaConfig, RopeConfig
+from outrider.models.config import RopeConfig
 
 __all__ = ["Rotary", "Rotation", "gated", "inverse_frequencies", "rms_norm"]
 
@@ -60,10 +61,23 @@ class Rotation:
         return torch.addcmul(qkv_RNC * self.cos_RNC, swapped_RNC, self.sin_RNC)
 
 
+class HeadShape(Protocol):
+    """What rotary embedding must know of a model: a :class:`outrider.models.config.LlamaConfig`, or a head's config."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+    @property
+    def rope(self) -> RopeConfig: ...
+
+
 class Rotary:
     """Rotary position embedding, rotate-half form."""
 
-    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: HeadShape, *, dtype: torch.dtype, device: torch.device) -> None:
         half = inverse_frequencies(config.rope, config.head_width)
         self._frequencies_C = torch.cat((half, half)).to(device)
         self._signs_C = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)

@@ -29,6 +29,7 @@ __all__ = [
     "ResidualProjection",
     "Stream",
     "can_pack_bfloat16",
+    "dense_matrix",
 ]
 
 
@@ -176,6 +177,13 @@ def can_pack_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def dense_matrix(weight: Tensor, placement: Placement) -> Matrix:
+    """A floating-point matrix ``[out, in]`` at a placement, packed where that helps."""
+    moved = weight.detach().to(device=placement.device, dtype=placement.activation_dtype)
+    is_packable = moved.dtype == torch.bfloat16 and can_pack_bfloat16(placement.device)
+    return PackedMatrix(moved) if is_packable else DenseMatrix(moved)
+
+
 class DenseKernels:
     """Parts around floating-point matrices: float32 and bfloat16."""
 
@@ -190,9 +198,7 @@ class DenseKernels:
         return tensor.to(device=self._placement.device, dtype=self._dtype)
 
     def _matrix(self, weight: Tensor) -> Matrix:
-        moved = self._moved(weight)
-        is_packable = self._dtype == torch.bfloat16 and can_pack_bfloat16(self._placement.device)
-        return PackedMatrix(moved) if is_packable else DenseMatrix(moved)
+        return dense_matrix(weight, self._placement)
 
     def _norm(self, norm: Norm) -> Norm:
         return Norm(weight_D=self._moved(norm.weight_D), eps=norm.eps)
