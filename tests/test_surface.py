@@ -160,7 +160,7 @@ def test_every_command_shown_exists() -> None:
 
 
 def check_command(where: str, words: list[str], known: dict[str, Any]) -> None:
-    depth = 3 if words[1] == "audit" else 2
+    depth = 3 if words[1] in ("audit", "train") else 2
     name = " ".join(words[:depth])
     assert name in known, f"{where}: {name}"
     try:
