@@ -88,6 +88,16 @@ class PlanSegment:
     past_query: int
     mask: Tensor
 
+    @property
+    def keys(self) -> slice:
+        """Its rows among all keys."""
+        return slice(self.first_key, self.past_key)
+
+    @property
+    def queries(self) -> slice:
+        """Its rows among all queries."""
+        return slice(self.first_query, self.past_query)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
@@ -96,10 +106,8 @@ class AttentionPlan:
     segments: tuple[PlanSegment, ...]
 
     @staticmethod
-    def build(
-        texts: Sequence[tuple[int, Sequence[int]]], *, num_members: int, dtype: torch.dtype = torch.bfloat16
-    ) -> AttentionPlan:
-        """For texts of so many keys, with queries at these indexes; ``num_members`` query heads share a key head."""
+    def build(texts: Sequence[tuple[int, Sequence[int]]], *, dtype: torch.dtype = torch.bfloat16) -> AttentionPlan:
+        """For texts of so many keys, with queries at these indexes."""
         segments: list[PlanSegment] = []
         first_key = first_query = 0
         for num_keys, indexes in texts:
@@ -112,7 +120,7 @@ class AttentionPlan:
                     past_key=first_key + num_keys,
                     first_query=first_query,
                     past_query=first_query + len(indexes),
-                    mask=mask.repeat(num_members, 1),
+                    mask=mask,
                 )
             )
             first_key += num_keys
@@ -142,79 +150,98 @@ def unrolled_attention(
 class _UnrolledAttention(torch.autograd.Function):
     """Scores of step-0 keys by matrix products text by text; a query's own keys are single columns behind them.
 
-    Inside, rows of a text are ``[G, member * query, C]``, so that the query heads of a group share one product.
+    Inside, everything lies head by head, ``[H, Q, C]``, so that a text's part is a view; keys and values are repeated for
+    the query heads that share them.
     """
 
     @staticmethod
     def forward(
         ctx: Any, plan: AttentionPlan, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, *own: Tensor
     ) -> Tensor:
-        groups, scale = keys_RGC.shape[1], queries_QHC.shape[-1] ** -0.5
-        queries_QGMC = _grouped(queries_QHC, groups) * scale
+        members = queries_QHC.shape[1] // keys_RGC.shape[1]
+        queries_HQC = _by_head(queries_QHC).mul_(queries_QHC.shape[-1] ** -0.5)
+        keys_HRC, values_HRC = _repeated(keys_RGC, members), _repeated(values_RGC, members)
         own_keys, own_values = own[0::2], own[1::2]
-        columns = [(queries_QGMC * keys.unsqueeze(2)).sum(dim=-1) for keys in own_keys]
-        out_QGMC = torch.empty_like(queries_QGMC)
-        own_shares = [torch.empty_like(column) for column in columns]
+        columns_HQJ = None
+        if own:
+            columns_HQJ = torch.stack([_own_products(queries_HQC, keys) for keys in own_keys], dim=-1)
+        out_HQC = torch.empty_like(queries_HQC)
         shares: list[Tensor] = []
         for each in plan.segments:
-            at, seen = slice(each.first_query, each.past_query), slice(each.first_key, each.past_key)
-            scores = torch.empty(
-                groups, each.mask.shape[0], each.past_key - each.first_key + len(columns), dtype=queries_QHC.dtype
-            )
-            num_keys = each.past_key - each.first_key
-            scores[..., :num_keys] = torch.baddbmm(each.mask, _rows(queries_QGMC[at]), keys_RGC[seen].permute(1, 2, 0))
-            for offset, column in enumerate(columns):
-                scores[..., num_keys + offset] = column[at].permute(1, 2, 0).flatten(1)
+            at, seen = each.queries, each.keys
+            scores = torch.baddbmm(each.mask, queries_HQC[:, at], keys_HRC[:, seen].transpose(1, 2))
+            if columns_HQJ is not None:
+                scores = torch.cat((scores, columns_HQJ[:, at]), dim=-1)
             share = torch.softmax(scores, dim=-1)
-            mixed = torch.bmm(share[..., :num_keys], values_RGC[seen].transpose(0, 1))
-            out_QGMC[at] = _unrows(mixed, queries_QGMC.shape[2])
-            for offset, own_share in enumerate(own_shares):
-                own_share[at] = share[..., num_keys + offset].view(groups, queries_QGMC.shape[2], -1).permute(2, 0, 1)
+            out_HQC[:, at] = torch.bmm(share[..., : each.past_key - each.first_key], values_HRC[:, seen])
             shares.append(share)
-        for own_share, values in zip(own_shares, own_values, strict=True):
-            out_QGMC.addcmul_(own_share.unsqueeze(-1), values.unsqueeze(2))
-        ctx.plan, ctx.scale = plan, scale
-        ctx.shares, ctx.own_shares = shares, own_shares
-        ctx.save_for_backward(queries_QGMC, keys_RGC, values_RGC, out_QGMC, *own)
-        return out_QGMC.flatten(1, 2)
+        own_shares_HQJ = torch.cat([share[..., share.shape[-1] - len(own_keys) :] for share in shares], dim=1)
+        for index, values in enumerate(own_values):
+            _grouped(out_HQC, values).addcmul_(_column(own_shares_HQJ, index, values), _one_of_group(values))
+        ctx.plan, ctx.shares, ctx.members = plan, shares, members
+        ctx.save_for_backward(queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own)
+        return out_HQC.transpose(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        queries_QGMC, keys_RGC, values_RGC, out_QGMC, *own = ctx.saved_tensors
-        members = queries_QGMC.shape[2]
-        slope_QGMC = _grouped(slopes[0], keys_RGC.shape[1])
-        common_QGM = (slope_QGMC * out_QGMC).sum(dim=-1)
-        query_grad_QGMC = torch.empty_like(queries_QGMC)
-        key_grad_RGC, value_grad_RGC = torch.empty_like(keys_RGC), torch.empty_like(values_RGC)
+        queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own = ctx.saved_tensors
+        members = ctx.members
+        slope_HQC = _by_head(slopes[0])
+        common_HQ1 = (slope_HQC * out_HQC).sum(dim=-1, keepdim=True)
+        query_grad_HQC = torch.empty_like(queries_HQC)
+        key_grad_HRC, value_grad_HRC = torch.empty_like(keys_HRC), torch.empty_like(values_HRC)
         for each, share in zip(ctx.plan.segments, ctx.shares, strict=True):
-            at, seen = slice(each.first_query, each.past_query), slice(each.first_key, each.past_key)
-            rows, slope_rows = _rows(queries_QGMC[at]), _rows(slope_QGMC[at])
+            at, seen = each.queries, each.keys
             share0 = share[..., : each.past_key - each.first_key]
-            value_grad_RGC[seen] = torch.bmm(share0.transpose(1, 2), slope_rows).transpose(0, 1)
-            pull = torch.bmm(slope_rows, values_RGC[seen].permute(1, 2, 0))
-            pull.sub_(common_QGM[at].permute(1, 2, 0).flatten(1).unsqueeze(-1)).mul_(share0)
-            query_grad_QGMC[at] = _unrows(torch.bmm(pull, keys_RGC[seen].transpose(0, 1)), members)
-            key_grad_RGC[seen] = torch.bmm(pull.transpose(1, 2), rows).transpose(0, 1)
+            value_grad_HRC[:, seen] = torch.bmm(share0.transpose(1, 2), slope_HQC[:, at])
+            pull = torch.bmm(slope_HQC[:, at], values_HRC[:, seen].transpose(1, 2))
+            pull.sub_(common_HQ1[:, at]).mul_(share0)
+            query_grad_HQC[:, at] = torch.bmm(pull, keys_HRC[:, seen])
+            key_grad_HRC[:, seen] = torch.bmm(pull.transpose(1, 2), queries_HQC[:, at])
         own_grads: list[Tensor] = []
-        for own_share, keys, values in zip(ctx.own_shares, own[0::2], own[1::2], strict=True):
-            pull_QGM1 = (slope_QGMC * values.unsqueeze(2)).sum(dim=-1).sub_(common_QGM).mul_(own_share).unsqueeze(-1)
-            query_grad_QGMC.addcmul_(pull_QGM1, keys.unsqueeze(2))
-            own_grads.append((pull_QGM1 * queries_QGMC).sum(dim=2))
-            own_grads.append((own_share.unsqueeze(-1) * slope_QGMC).sum(dim=2))
-        ctx.shares = ctx.own_shares = None
-        query_grad_QHC = query_grad_QGMC.mul_(ctx.scale).flatten(1, 2)
-        return None, query_grad_QHC, key_grad_RGC, value_grad_RGC, *own_grads
+        for index, (keys, values) in enumerate(zip(own[0::2], own[1::2], strict=True)):
+            share_GMQ1 = _column(own_shares_HQJ, index, values)
+            pull_HQ = _own_products(slope_HQC, values).sub_(common_HQ1.squeeze(-1)).mul_(own_shares_HQJ[..., index])
+            pull_GMQ1 = _grouped(pull_HQ.unsqueeze(-1), keys)
+            _grouped(query_grad_HQC, keys).addcmul_(pull_GMQ1, _one_of_group(keys))
+            own_grads.append((pull_GMQ1 * _grouped(queries_HQC, keys)).sum(dim=1).transpose(0, 1))
+            own_grads.append((share_GMQ1 * _grouped(slope_HQC, values)).sum(dim=1).transpose(0, 1))
+        ctx.shares = None
+        query_grad_HQC.mul_(slopes[0].shape[-1] ** -0.5)
+        key_grad, value_grad = (_summed(grad, members) for grad in (key_grad_HRC, value_grad_HRC))
+        return None, query_grad_HQC.transpose(0, 1), key_grad, value_grad, *own_grads
 
 
-def _grouped(x_QHC: Tensor, groups: int) -> Tensor:
-    return x_QHC.reshape(x_QHC.shape[0], groups, -1, x_QHC.shape[-1])
+def _by_head(x_QHC: Tensor) -> Tensor:
+    """``[H, Q, C]``, a copy."""
+    return x_QHC.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
-def _rows(x_QGMC: Tensor) -> Tensor:
-    """``[G, M * Q, C]``."""
-    return x_QGMC.permute(1, 2, 0, 3).flatten(1, 2)
+def _repeated(x_RGC: Tensor, members: int) -> Tensor:
+    """``[H, R, C]``: each key head once for every query head that reads it."""
+    return x_RGC.transpose(0, 1).repeat_interleave(members, dim=0)
 
 
-def _unrows(x: Tensor, members: int) -> Tensor:
-    """``[Q, G, M, C]``."""
-    return x.view(x.shape[0], members, -1, x.shape[-1]).permute(2, 0, 1, 3)
+def _summed(x_HRC: Tensor, members: int) -> Tensor:
+    """``[R, G, C]``: what all query heads of a group leave at their key head."""
+    return x_HRC.unflatten(0, (-1, members)).sum(dim=1).transpose(0, 1)
+
+
+def _grouped(x: Tensor, like_QGC: Tensor) -> Tensor:
+    """``[H, Q, ..]`` seen as ``[G, M, Q, ..]``."""
+    return x.view(like_QGC.shape[1], -1, *x.shape[1:])
+
+
+def _one_of_group(x_QGC: Tensor) -> Tensor:
+    """``[G, 1, Q, C]``."""
+    return x_QGC.transpose(0, 1).unsqueeze(1)
+
+
+def _column(shares_HQJ: Tensor, index: int, like_QGC: Tensor) -> Tensor:
+    """``[G, M, Q, 1]``."""
+    return shares_HQJ[..., index].unflatten(0, (like_QGC.shape[1], -1)).unsqueeze(-1)
+
+
+def _own_products(x_HQC: Tensor, keys_QGC: Tensor) -> Tensor:
+    """Product of each row with its own key, ``[H, Q]``."""
+    return (_grouped(x_HQC, keys_QGC) * _one_of_group(keys_QGC)).sum(dim=-1).flatten(0, 1)

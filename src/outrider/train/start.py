@@ -49,6 +49,9 @@ def initialise(head: EagleHead, draft_ids: tuple[int, ...], source: WeightSource
 
     A layer of the target becomes the head's first layer: what it read from the stream it reads from the feature, what it
     is to read from the embedding beside it begins near zero, and the feature begins as the highest tap.
+
+    Raises:
+        ConfigError: the head's layer has another shape than the target's.
     """
     head.initialise(draft_ids, seed=seed)
     embedding_VD = source.tensor("model.embed_tokens.weight")
@@ -67,6 +70,7 @@ def _copy_layer(head: EagleHead, source: WeightSource, index: int) -> None:
         return source.tensor(f"model.layers.{index}.{name}.weight").float()
 
     layer, width = head.midlayer, head.config.hidden_size
+    _check_shape(head, source)
     generator = torch.Generator().manual_seed(index)
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = getattr(layer.self_attn, name).weight
@@ -81,3 +85,13 @@ def _copy_layer(head: EagleHead, source: WeightSource, index: int) -> None:
     highest = head.config.tap_layers.index(max(head.config.tap_layers))
     head.fc.weight.mul_(0.1)
     head.fc.weight[:, highest * width : (highest + 1) * width] += torch.eye(width)
+
+
+def _check_shape(head: EagleHead, source: WeightSource) -> None:
+    for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_width"):
+        own, theirs = getattr(head.config, name), getattr(source.config, name)
+        if own != theirs:
+            raise ConfigError(
+                f"--init target-layer copies a layer, but the head's layer has another shape: {name} is {own}, the "
+                f"target's {theirs}; give --init target-head, or leave --head {name} out"
+            )

@@ -88,12 +88,8 @@ class UnrolledHead:
             folded in, ``[U, D]``: their product is the logits.
         """
         layers = [_Layer.fold(layer, self.dtype) for layer in self._layers()]
-        plan = AttentionPlan.build(batch.plan_texts, num_members=self._members, dtype=self.dtype)
-        full = (
-            None
-            if len(layers) == 1
-            else AttentionPlan.build(batch.all_texts, num_members=self._members, dtype=self.dtype)
-        )
+        plan = AttentionPlan.build(batch.plan_texts, dtype=self.dtype)
+        full = None if len(layers) == 1 else AttentionPlan.build(batch.all_texts, dtype=self.dtype)
         keys: list[list[Heads]] = [[] for _ in layers]
         hidden = self._first_step(batch, layers, keys, plan, full)
         outputs = [hidden]
@@ -102,10 +98,6 @@ class UnrolledHead:
             outputs.append(hidden)
         head_UD = (self.head.lm_head.weight * self.head.norm.weight).to(self.dtype)
         return self._unit(torch.stack(outputs)), head_UD
-
-    @property
-    def _members(self) -> int:
-        return self._config.num_heads // self._config.num_kv_heads
 
     def num_flop(self, num_keys: int, num_queries: int, num_steps: int) -> float:
         """Floating-point operations of matrices, forward and backward: 6 a weight and row that it is applied to."""
