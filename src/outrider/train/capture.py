@@ -59,11 +59,7 @@ class LiveStates:
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> list[TextStates]:
         """Run the target over the texts, some at a time."""
-        found: list[TextStates] = []
-        with one_torch_thread(self.target.spec.path.startswith("native")):
-            for group in _groups(texts, _ROWS_A_PASS):
-                found += self._read(group)
-        return found
+        return [state for group in _groups(texts, _ROWS_A_PASS) for state in self._read(group)]
 
     def _read(self, texts: Sequence[Text]) -> list[TextStates]:
         cache = self.target.new_cache()
@@ -79,7 +75,8 @@ class LiveStates:
             device=self.target.spec.device,
             logit_rows=wanted,
         )
-        result = self.target.forward(packed, cache, taps=self.tap_layers)
+        with one_torch_thread(self.target.spec.path.startswith("native")):
+            result = self.target.forward(packed, cache, taps=self.tap_layers)
         taps_RD = torch.cat([result.taps[layer] for layer in self.tap_layers], dim=-1).cpu()
         laws = [_sparse(piece, self.num_law_tokens) for piece in result.logits_RV.split(256)]
         ids_QK, probs_QK = torch.cat([ids for ids, _ in laws]), torch.cat([probs for _, probs in laws])

@@ -236,7 +236,7 @@ class _Run:
             self._report.progress("training", trainer.update, total, self._note(recent))
             if trainer.update % _LOG_EVERY == 0 or trainer.is_done:
                 self._log_updates(recent)
-                recent = recent[-1:] if not trainer.is_done else []
+                recent = []
             if trainer.update % self._every == 0 or trainer.is_done:
                 self._evaluate()
             elif time.monotonic() - saved_at < self._job.config.save_every_s:
