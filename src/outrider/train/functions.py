@@ -206,7 +206,6 @@ class _UnrolledAttention(torch.autograd.Function):
             _grouped(query_grad_HQC, keys).addcmul_(pull_GMQ1, _one_of_group(keys))
             own_grads.append((pull_GMQ1 * _grouped(queries_HQC, keys)).sum(dim=1).transpose(0, 1))
             own_grads.append((share_GMQ1 * _grouped(slope_HQC, values)).sum(dim=1).transpose(0, 1))
-        ctx.shares = None
         query_grad_HQC.mul_(slopes[0].shape[-1] ** -0.5)
         key_grad, value_grad = (_summed(grad, members) for grad in (key_grad_HRC, value_grad_HRC))
         return None, query_grad_HQC.transpose(0, 1), key_grad, value_grad, *own_grads

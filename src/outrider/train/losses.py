@@ -126,7 +126,6 @@ class _LeanLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad_NRD, head_grad_UD = ctx.gradients
-        ctx.gradients = None
         if float(slopes[0]) != 1.0:
             factor = slopes[0].to(hidden_grad_NRD.dtype)
             hidden_grad_NRD, head_grad_UD = hidden_grad_NRD * factor, head_grad_UD * factor
