@@ -85,6 +85,7 @@ def forced_agreement(unrolled: UnrolledHead, batch: TrainBatch, num_steps: int) 
     at every position of the texts, had their tokens been the target's own choices.
     """
     hidden_NQD, head_UD = unrolled(batch, num_steps)
+    head_UD = head_UD.to(hidden_NQD.dtype)
     num_queries = batch.num_queries
     says_Q = batch.law_ids_QK.gather(1, batch.law_probs_QK.argmax(dim=-1, keepdim=True)).squeeze(1)
     agrees_Q = torch.ones(num_queries, dtype=torch.bool)

@@ -17,6 +17,7 @@ from outrider.train.capture import StateSource
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Text
 from outrider.train.data import Schedule, to_draft_ids
+from outrider.train.functions import take_rows
 from outrider.train.losses import lean_loss, step_weights
 from outrider.train.packing import TrainBatch, pack_batch
 from outrider.train.unroll import UnrolledHead
@@ -146,9 +147,14 @@ class Trainer:
     def loss_of(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Weighted loss of a batch, a position's mean, and the losses of all rows ``[N, Q]``."""
         hidden_NQD, head_UD = self.unrolled(batch, self.config.unroll)
-        weights_NQ = batch.is_live_NQ * self._weights_N.unsqueeze(1) / batch.num_queries
-        laws = batch.law_ids_QK, batch.law_probs_QK
-        return lean_loss(hidden_NQD, head_UD, laws, weights_NQ, name=self.config.loss)
+        steps_R, queries_R = batch.is_live_NQ.nonzero(as_tuple=True)
+        laws = batch.law_ids_QK[queries_R + steps_R], batch.law_probs_QK[queries_R + steps_R]
+        weights_R = self._weights_N[steps_R] / batch.num_queries
+        hidden_RD = take_rows(hidden_NQD.flatten(0, 1), steps_R * batch.num_queries + queries_R)
+        total, losses_R = lean_loss(hidden_RD, head_UD, laws, weights_R, name=self.config.loss)
+        rows_NQ = torch.zeros(batch.is_live_NQ.shape)
+        rows_NQ[batch.is_live_NQ] = losses_R
+        return total, rows_NQ
 
     def learning_rate(self, update: int) -> float:
         """Rate of an update, counted from 0: linear warm-up, then a cosine down to the final share."""

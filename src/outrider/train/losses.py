@@ -66,70 +66,67 @@ def row_losses(logits_RU: Tensor, laws_RU: Tensor, name: LossName) -> Tensor:
 
 
 def lean_loss(
-    hidden_NRD: Tensor,
+    hidden_RD: Tensor,
     head_UD: Tensor,
     laws: tuple[Tensor, Tensor],
-    weights_NR: Tensor,
+    weights_R: Tensor,
     *,
     name: LossName,
-    piece: int = 1024,
+    piece: int = 4096,
 ) -> tuple[Tensor, Tensor]:
-    """``sum(weights * row_losses)`` over unroll steps, without ever holding all logits.
+    """``sum(weights * row_losses)``, without ever holding the logits of more than ``piece`` rows.
 
     Args:
-        hidden_NRD: normed outputs of N unroll steps; their logits are ``hidden @ head.T``.
-        head_UD: LM head over the draft vocabulary.
-        laws: int64 ids and float probabilities ``[R, K]``; step n of row r is held against law ``r + n``.
-        weights_NR: weight of each row's loss; 0 where there is no law ``r + n`` or it belongs elsewhere.
+        hidden_RD: normed outputs; their logits are ``hidden @ head.T``, multiplied in the dtype of ``hidden``.
+        head_UD: LM head over the draft vocabulary, in the dtype that its gradient is wanted in.
+        laws: the target's laws, int64 ids and float probabilities ``[R, K]``.
+        weights_R: weight of each row's loss.
         name: which loss.
-        piece: rows computed together.
+        piece: about how many rows are computed together.
 
     Returns:
-        The weighted sum (differentiable by ``hidden_NRD`` and ``head_UD``) and the losses of the rows ``[N, R]``.
+        The weighted sum (differentiable by ``hidden_RD`` and ``head_UD``) and the rows' losses ``[R]``.
     """
-    total, rows_NR = _LeanLoss.apply(hidden_NRD, head_UD, *laws, weights_NR, name, piece)  # type: ignore[no-untyped-call]
-    return total, rows_NR
+    total, rows_R = _LeanLoss.apply(hidden_RD, head_UD, *laws, weights_R, name, piece)  # type: ignore[no-untyped-call]
+    return total, rows_R
 
 
 class _LeanLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_NRD: Tensor,
+        hidden_RD: Tensor,
         head_UD: Tensor,
         law_ids_RK: Tensor,
         law_probs_RK: Tensor,
-        weights_NR: Tensor,
+        weights_R: Tensor,
         name: LossName,
         piece: int,
     ) -> tuple[Tensor, Tensor]:
-        num_steps, num_rows = weights_NR.shape
-        rows_NR = torch.zeros_like(weights_NR)
-        hidden_grad_NRD = torch.zeros_like(hidden_NRD)
-        head_grad_UD = torch.zeros(head_UD.shape, dtype=weights_NR.dtype)
-        for step in range(num_steps):
-            for start in range(0, num_rows - step, piece):  # the last rows have no law that far on
-                rows = slice(start, min(start + piece, num_rows - step))
-                laws = slice(rows.start + step, rows.stop + step)
-                hidden_RD = hidden_NRD[step, rows]
-                slopes_RU = torch.softmax(logits_RU := hidden_RD @ head_UD.T, dim=-1)
-                rows_NR[step, rows], scales_R = _row_gradients_(
-                    slopes_RU, logits_RU, law_ids_RK[laws], law_probs_RK[laws], name
-                )
-                scales_R1 = (scales_R * weights_NR[step, rows]).to(hidden_RD.dtype).unsqueeze(1)
-                hidden_grad_NRD[step, rows] = (slopes_RU @ head_UD).mul_(scales_R1)
-                head_grad_UD += slopes_RU.T @ (hidden_RD * scales_R1)
-        ctx.gradients = (hidden_grad_NRD, head_grad_UD.to(head_UD.dtype))
-        ctx.mark_non_differentiable(rows_NR)
-        return (rows_NR * weights_NR).sum(), rows_NR
+        num_rows = hidden_RD.shape[0]
+        losses_R, hidden_grad_RD = torch.empty_like(weights_R), torch.empty_like(hidden_RD)
+        head_grad_UD, narrow_UD = torch.zeros_like(head_UD), head_UD.to(hidden_RD.dtype)
+        # Pieces of one size: products with a few rows left over would cost nearly as much as whole ones.
+        num_pieces = max(1, round(num_rows / piece))
+        for index in range(num_pieces):
+            rows = slice(num_rows * index // num_pieces, num_rows * (index + 1) // num_pieces)
+            logits_RU = hidden_RD[rows] @ narrow_UD.T
+            slopes_RU = torch.softmax(logits_RU, dim=-1)
+            laws = law_ids_RK[rows], law_probs_RK[rows]
+            losses_R[rows], scales_R = _row_gradients_(slopes_RU, logits_RU, *laws, name)
+            scales_R1 = (scales_R * weights_R[rows]).to(hidden_RD.dtype).unsqueeze(1)
+            hidden_grad_RD[rows] = (slopes_RU @ narrow_UD).mul_(scales_R1)
+            head_grad_UD += slopes_RU.T @ (hidden_RD[rows] * scales_R1)
+        ctx.gradients = (hidden_grad_RD, head_grad_UD)
+        ctx.mark_non_differentiable(losses_R)
+        return (losses_R * weights_R).sum(), losses_R
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad_NRD, head_grad_UD = ctx.gradients
+        hidden_grad_RD, head_grad_UD = ctx.gradients
         if float(slopes[0]) != 1.0:
-            factor = slopes[0].to(hidden_grad_NRD.dtype)
-            hidden_grad_NRD, head_grad_UD = hidden_grad_NRD * factor, head_grad_UD * factor
-        return hidden_grad_NRD, head_grad_UD, None, None, None, None, None
+            hidden_grad_RD, head_grad_UD = hidden_grad_RD * slopes[0], head_grad_UD * slopes[0]
+        return hidden_grad_RD, head_grad_UD, None, None, None, None, None
 
 
 def _row_gradients_(

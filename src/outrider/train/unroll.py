@@ -85,7 +85,7 @@ class UnrolledHead:
 
         Returns:
             Outputs of all steps behind a final norm without weight, ``[N, Q, D]``, and the LM head with that weight
-            folded in, ``[U, D]``: their product is the logits.
+            folded in, ``[U, D]`` in the parameters' dtype: their product is the logits.
         """
         layers = [_Layer.fold(layer, self.dtype) for layer in self._layers()]
         plan = AttentionPlan.build(batch.plan_texts, dtype=self.dtype)
@@ -96,7 +96,7 @@ class UnrolledHead:
         for step in range(1, num_steps):
             hidden = self._later_step(batch, layers, keys, plan, self._feedback(hidden), step)
             outputs.append(hidden)
-        head_UD = (self.head.lm_head.weight * self.head.norm.weight).to(self.dtype)
+        head_UD = self.head.lm_head.weight * self.head.norm.weight
         return self._unit(torch.stack(outputs)), head_UD
 
     def num_flop(self, num_keys: int, num_queries: int, num_steps: int) -> float:
