@@ -76,11 +76,9 @@ def test_the_folder_is_a_head_that_drafts(whole: Path, target: LlamaTarget) -> N
 
 def test_it_learns_what_it_was_shown(tmp_path: Path, target: LlamaTarget) -> None:
     """One text, over and over: its own answer is then foreseen whole."""
-    job = make_job(tmp_path / "first", config=SHORT)
-    [text] = job.corpus.texts[:1]
-    config = replace(CONFIG, num_epochs=300, evaluate_every=0, save_every_s=1e9)
-    many = tuple(replace(text, id=f"{text.id}-{i}") for i in range(1))
-    train_eagle(make_job(tmp_path / "one", corpus=Corpus(texts=many), config=config, num_held_out=0), Quiet())
+    [text] = make_job(tmp_path).corpus.texts[:1]
+    config = replace(CONFIG, num_epochs=300, unroll=4, evaluate_every=0, save_every_s=1e9)
+    train_eagle(make_job(tmp_path / "one", corpus=Corpus(texts=(text,)), config=config, num_held_out=0), Quiet())
     head = load_head(tmp_path / "one", target).head
     found = decode_held_out(
         target, EagleDrafter(head, target.placement), [prompt_tokens(text)], max_tokens=16, num_draft_tokens=4
