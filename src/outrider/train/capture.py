@@ -78,12 +78,14 @@ class LiveStates:
         with one_torch_thread(self.target.spec.path.startswith("native")):
             result = self.target.forward(packed, cache, taps=self.tap_layers)
         taps_RD = torch.cat([result.taps[layer] for layer in self.tap_layers], dim=-1).cpu()
-        laws = [_sparse(piece, self.num_law_tokens) for piece in result.logits_RV.split(256)]
+        laws = [_sparse(piece, self.num_law_tokens) for piece in torch.split(result.logits_RV, 256)]
         ids_QK, probs_QK = torch.cat([ids for ids, _ in laws]), torch.cat([probs for _, probs in laws])
         counts = [len(row.queries) for row in rows]
         return [
             TextStates(taps_SD=taps_RD[start : start + row.num_keys], law_ids_QK=ids, law_probs_QK=probs)
-            for start, row, ids, probs in zip(starts, rows, ids_QK.split(counts), probs_QK.split(counts), strict=True)
+            for start, row, ids, probs in zip(
+                starts, rows, torch.split(ids_QK, counts), torch.split(probs_QK, counts), strict=True
+            )
         ]
 
 
@@ -258,5 +260,5 @@ class StoredStates:
         path = self._folder / shard["file"]
         if not path.is_file() or _checksum(path) != shard["sha256"]:
             raise DataError(f"{path} is missing or damaged; delete {self._folder} and run the command again")
-        file = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
         return {name: file.get_slice(name) for name in _TENSORS}

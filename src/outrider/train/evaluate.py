@@ -91,7 +91,7 @@ def forced_agreement(unrolled: UnrolledHead, batch: TrainBatch, num_steps: int) 
     agrees_Q = torch.ones(num_queries, dtype=torch.bool)
     shares: list[float] = []
     for step in range(num_steps):
-        best_Q = torch.cat([(piece @ head_UD.T).argmax(dim=-1) for piece in hidden_NQD[step].split(1024)])
+        best_Q = torch.cat([(piece @ head_UD.T).argmax(dim=-1) for piece in torch.split(hidden_NQD[step], 1024)])
         later_Q = torch.cat((says_Q[step:], says_Q.new_full((step,), -1)))
         agrees_Q &= (best_Q == later_Q) & batch.is_live_NQ[step]
         live = int(batch.is_live_NQ[step].sum())

@@ -54,7 +54,7 @@ class _UnitNorm(torch.autograd.Function):
         wide = torch.float64 if x_RD.dtype == torch.float64 else torch.float32
         squares_R1 = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True, dtype=wide).square_()
         scale_R1 = squares_R1.div_(x_RD.shape[-1]).add_(eps).rsqrt_().to(x_RD.dtype)
-        out_RD = x_RD * scale_R1
+        out_RD: Tensor = x_RD * scale_R1
         ctx.save_for_backward(out_RD, scale_R1)
         return out_RD
 
@@ -223,7 +223,7 @@ def _repeated(x_RGC: Tensor, members: int) -> Tensor:
 
 def _summed(x_HRC: Tensor, members: int) -> Tensor:
     """``[R, G, C]``: what all query heads of a group leave at their key head."""
-    return x_HRC.unflatten(0, (-1, members)).sum(dim=1).transpose(0, 1)
+    return x_HRC.view(-1, members, *x_HRC.shape[1:]).sum(dim=1).transpose(0, 1)
 
 
 def _grouped(x: Tensor, like_QGC: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def _one_of_group(x_QGC: Tensor) -> Tensor:
 
 def _column(shares_HQJ: Tensor, index: int, like_QGC: Tensor) -> Tensor:
     """``[G, M, Q, 1]``."""
-    return shares_HQJ[..., index].unflatten(0, (like_QGC.shape[1], -1)).unsqueeze(-1)
+    return _grouped(shares_HQJ[..., index : index + 1], like_QGC)
 
 
 def _own_products(x_HQC: Tensor, keys_QGC: Tensor) -> Tensor:

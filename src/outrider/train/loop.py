@@ -92,7 +92,7 @@ class Trainer:
         self._weights_N = torch.tensor(step_weights(config.unroll, config.step_decay))
         matrices = [p for p in head.parameters() if p.dim() == 2]
         vectors = [p for p in head.parameters() if p.dim() != 2]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=config.learning_rate,

@@ -58,11 +58,12 @@ def row_losses(logits_RU: Tensor, laws_RU: Tensor, name: LossName) -> Tensor:
     if name == "tv":
         return variation_R
     own_R = torch.special.xlogy(laws_RU, laws_RU).sum(dim=-1) - _xlogx(laws_RU.sum(dim=-1))
-    divergence_R = own_R - (laws_RU * draft_log_RU).sum(dim=-1)
+    divergence_R: Tensor = own_R - (laws_RU * draft_log_RU).sum(dim=-1)
     if name == "kl":
         return divergence_R
     share_R = torch.exp(-_SHARPNESS * (1 - variation_R.detach()))
-    return share_R * divergence_R + (1 - share_R) * variation_R
+    mixed_R: Tensor = share_R * divergence_R + (1 - share_R) * variation_R
+    return mixed_R
 
 
 def lean_loss(
@@ -157,7 +158,8 @@ def _row_gradients_(
 
 
 def _xlogx(x: Tensor) -> Tensor:
-    return torch.special.xlogy(x, x)
+    product: Tensor = torch.special.xlogy(x, x)
+    return product
 
 
 def step_weights(num_steps: int, decay: float) -> Sequence[float]:

@@ -47,7 +47,7 @@ class _Layer:
     @staticmethod
     def fold(layer: EagleLayer, dtype: torch.dtype) -> _Layer:
         attention = layer.self_attn
-        norm = layer.input_layernorm.weight
+        norm: Tensor = layer.input_layernorm.weight
         if layer.hidden_norm is not None:
             norm = torch.cat((norm, layer.hidden_norm.weight))
         key_value = torch.cat((attention.k_proj.weight, attention.v_proj.weight))
