@@ -18,6 +18,9 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         write(partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        partial.chmod(0o666 & ~mask)  # some writers make files that only their owner may read
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
