@@ -13,7 +13,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from outrider.device import Placement
 from outrider.drafters.build import make_drafter
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.head_folder import save_head
 from outrider.drafters.lm import LMDrafter
+from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.tree import TreeShape
@@ -23,6 +26,7 @@ from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
 from outrider.models.tokenizer import Tokenizer
 
+from .heads import tiny_head, tiny_info, tiny_target
 from .helpers import wish
 
 CONFIG = LlamaConfig(
@@ -212,3 +216,44 @@ def test_tokens_that_the_draft_model_lacks_can_be_read() -> None:
     drafter.start(0, [3, 15, 2])  # 15: a padded row of the target, which random logits may choose
     [proposal] = drafter.propose([wish([3, 15, 2], 3)])
     assert len(proposal) == 3 and max(proposal.tokens) < 12
+
+
+@pytest.fixture
+def head_folder(tmp_path: Path) -> Path:
+    target = tiny_target()
+    save_head(tmp_path / "my head", tiny_head(target), tiny_info(target))
+    return tmp_path / "my head"
+
+
+def test_a_folder_with_a_head_is_a_head(head_folder: Path) -> None:
+    target = tiny_target()
+    chain = make_drafter(str(head_folder), target)
+    assert isinstance(chain, EagleDrafter) and chain.tree is None and chain.taps == (1, 2, 4)
+    tree = make_drafter(f"{head_folder}:depth=3,num_nodes=9,min_prob=0.1,window=64", target)
+    assert isinstance(tree, EagleDrafter) and tree.tree == TreeShape(depth=3, num_nodes=9) and tree.min_prob == 0.1
+    patient = make_drafter(f"{head_folder}:min_prob=0.2", target)
+    assert isinstance(patient, EagleDrafter) and patient.tree is None
+
+
+def test_merged_takes_a_head(head_folder: Path) -> None:
+    target = tiny_target()
+    plain = make_drafter(f"merged:{head_folder}", target)
+    assert isinstance(plain, MergedDrafter) and plain.shape == TreeShape()
+    small = make_drafter(f"merged:{head_folder}:num_nodes=9", target)
+    assert isinstance(small, MergedDrafter) and small.shape == TreeShape(num_nodes=9)
+
+
+def test_wrong_uses_of_heads_are_refused(head_folder: Path, tmp_path: Path) -> None:
+    target = tiny_target()
+    with pytest.raises(ModelNotFound, match="nothing is not the folder of a head"):
+        make_drafter("merged:", target)
+    with pytest.raises(ModelNotFound, match="is not the folder of a head; give merged:HEAD"):
+        make_drafter(f"merged:{tmp_path}", target)
+    with pytest.raises(ConfigError, match="unknown option 'widht'; did you mean 'width'"):
+        make_drafter(f"{head_folder}:widht=2", target)
+    with pytest.raises(ConfigError, match=r"min_prob 2\.0 is not possible"):
+        make_drafter(f"{head_folder}:min_prob=2", target)
+    with pytest.raises(ConfigError, match="int8 is not possible for the head"):
+        make_drafter(str(head_folder), target, dtype="int8")
+    with pytest.raises(VocabularyMismatch, match="has 16 tokens"):
+        make_drafter(str(head_folder), model())

@@ -15,6 +15,8 @@ REPORT = "tests/engine/test_report.py"
 PLANNER = "tests/engine/test_planner.py"
 PREFIXES = "tests/engine/test_prefixes.py"
 LM = "tests/drafters/test_lm.py"
+EAGLE = "tests/drafters/test_eagle.py"
+TAPS = "tests/engine/test_taps.py"
 
 CACHES = (
     Mutant(
@@ -261,5 +263,30 @@ DRAFTERS = (
         new="len(request.tokens), purpose)",
         tests=(f"{LM}::test_modes_may_be_mixed_in_one_batch",),
         why="draft tokens of one chain must be drawn independently, and shared noise is that of the token's own position",
+    ),
+    Mutant(
+        name="taps_of_the_row_before",
+        file="engine/taps.py",
+        old="for row in path]",
+        new="for row in (0, *path[:-1])]",
+        tests=(f"{TAPS}::test_every_committed_tokens_taps_arrive",),
+        why="a feature belongs to the position whose row computed it; one off still drafts, badly",
+    ),
+    Mutant(
+        name="features_beside_their_own_token",
+        file="drafters/eagle_reader.py",
+        old="following += tokens[index][start + 1 : start + 1 + size]",
+        new="following += tokens[index][start : start + size]",
+        tests=(f"{EAGLE}::test_drafts_in_the_engine_equal_those_from_scratch",),
+        why="a feature stands beside the token that follows it",
+    ),
+    Mutant(
+        name="entries_of_drafts_outlive_the_verdict",
+        file="drafters/eagle_reader.py",
+        old="        slab[0][rows_R, :, self._slots_R] = keys\n",
+        new="        late = slice(-1, None) if len(keys) < 5 else slice(None)\n"
+        "        slab[0][rows_R[late], :, self._slots_R[late]] = keys[late]\n",
+        tests=(f"{EAGLE}::test_drafts_in_the_engine_equal_those_from_scratch",),
+        why="kept tokens' entries are made anew from the target's taps",
     ),
 )

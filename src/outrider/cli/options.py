@@ -88,7 +88,8 @@ Draft = Annotated[
         "--draft",
         "-d",
         help="Who proposes: none, ngram, suffix, self (an int8 copy of the target), slice:8 (its first 8 layers), "
-        "random, or a model with the same tokenizer.",
+        "random, a model with the same tokenizer, the folder of a trained head, or merged:HEAD (head and suffix in one "
+        "tree). Options follow a colon: HEAD:depth=4,width=3,num_nodes=9 drafts trees.",
         show_default="suffix",
         rich_help_panel=SPECULATION,
     ),

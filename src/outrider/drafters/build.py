@@ -7,12 +7,16 @@
                     ``offset``, ``max_nodes``, ``preload`` (a JSON Lines file of past answers)
 ``self``            the target itself in int8
 ``slice:8``         the target's first eight layers with its LM head
+``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
 ``random``          a small model that knows nothing: what a useless drafter costs
+folder of a head    an EAGLE-3 head trained for the target; chains, or trees if a tree option is given; options besides
+                    ``min_prob`` (drafts less likely to be kept are left out), ``window`` (positions looked back at)
 anything else       a model with the target's tokens: alias, folder, file or hub id
 ==================  ==================================================================================================
 
-Options follow a colon: ``ngram:max_match=4,min_match=2``. All models take ``depth``, ``width`` and ``num_nodes``, any of
-which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``.
+Options follow a colon: ``ngram:max_match=4,min_match=2``. All models and heads take ``depth``, ``width`` and ``num_nodes``,
+any of which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``,
+``merged:heads/mine:num_nodes=9``.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from typing import TypeVar, get_args
 
 from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.head_folder import is_head_folder, load_head
 from outrider.drafters.lm import LMDrafter
+from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.preload import read_answers
 from outrider.drafters.suffix import SuffixDrafter
@@ -39,12 +46,14 @@ from outrider.models.load import load_target
 
 __all__ = ["DRAFTERS", "make_drafter"]
 
-DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "random")
+DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random")
 """Names that are not models."""
 
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
 _SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
 _TREE_OPTIONS = ("depth", "width", "num_nodes")
+_HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window")
+_WITH_ARGUMENT = ("slice", "merged")
 _RANDOM_WIDTH = 64
 
 T = TypeVar("T", int, float)
@@ -75,6 +84,11 @@ def make_drafter(
         return _make_ngram(spec, options)
     if name == "suffix":
         return _make_suffix(spec, options, target)
+    kind, _, rest = name.partition(":")
+    if kind == "merged":
+        return _make_merged(spec, rest, options, target, dtype=dtype, tree=tree)
+    if is_head_folder(name):
+        return _make_head(spec, name, options, target, dtype=dtype, tree=_tree_shape(spec, options, tree))
     _refuse_unknown(spec, options, _TREE_OPTIONS)
     shape = _tree_shape(spec, options, tree)
     model = _draft_model(name, target, dtype=dtype, offline=offline)
@@ -88,7 +102,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
     found = _OPTIONS.fullmatch(spec)
     if found is None or Path(spec).exists():
         head, separator, rest = spec.partition(":")
-        if head in DRAFTERS and head != "slice" and separator:
+        if head in DRAFTERS and head not in _WITH_ARGUMENT and separator:
             raise ConfigError(f"drafter {spec!r}: options are written name=value, not {rest!r}")
         return spec, {}
     options: dict[str, str] = {}
@@ -143,11 +157,43 @@ def _make_suffix(spec: str, options: Mapping[str, str], target: LoadedTarget) ->
     return drafter
 
 
+def _make_head(
+    spec: str, folder: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
+) -> EagleDrafter:
+    _refuse_unknown(spec, options, _HEAD_OPTIONS)
+    precision = _precision(dtype, "float32" if target.placement.precision == "float32" else "bfloat16")
+    if precision == "int8":
+        raise ConfigError(f"draft dtype int8 is not possible for the head {folder}; allowed: auto, float32, bfloat16")
+    loaded = load_head(folder, target)
+    return EagleDrafter(
+        loaded.head,
+        Placement(device=target.spec.device, precision=precision),
+        name=folder,
+        tree=tree,
+        min_prob=_number(spec, options, "min_prob", float, 0.0),
+        window=_number(spec, options, "window", int, loaded.head.config.max_positions),
+    )
+
+
+def _make_merged(
+    spec: str, folder: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
+) -> MergedDrafter:
+    if not is_head_folder(folder):
+        raise ModelNotFound(
+            f"drafter {spec!r}: {folder or 'nothing'} is not the folder of a head; give merged:HEAD, "
+            "HEAD being a folder that outrider train wrote"
+        )
+    shape = _tree_shape(spec, options, tree) or TreeShape()
+    head = _make_head(spec, folder, options, target, dtype=dtype, tree=shape)
+    return MergedDrafter(SuffixDrafter(), head, shape=shape, name=f"merged:{folder}")
+
+
 def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -> TreeShape | None:
-    if not options:
+    given = [name for name in options if name in _TREE_OPTIONS]
+    if not given:
         return tree
     shape = tree or TreeShape()
-    return replace(shape, **{name: _number(spec, options, name, int, getattr(shape, name)) for name in options})
+    return replace(shape, **{name: _number(spec, options, name, int, getattr(shape, name)) for name in given})
 
 
 def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) -> LoadedTarget:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import floor, log
 
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.suffix_index import RANK_UNIT, START, WIDEST, SuffixIndex
 from outrider.drafters.suffix_tree import OWN_DOUBT, SHARED_DOUBT, Source, grow_tree
+from outrider.drafters.tree import ScoredTree
 from outrider.errors import ConfigError, nearest
 from outrider.types import NO_DRAFT, ROOT, Proposal
 
@@ -135,6 +136,14 @@ class SuffixDrafter:
         """One chain, or ``NO_DRAFT``, for each request."""
         return [self._propose_one(request) for request in requests]
 
+    def candidates(self, request: DraftRequest, num_nodes: int) -> ScoredTree:
+        """The likeliest nodes, by the rule ``tree`` (or ``chain``), with their estimates."""
+        active = self._active[request.sequence]
+        if self._shared.num_texts:
+            self._read_shared(active, request.tokens)
+        tokens, parents, probs = self._likeliest(active, request.num_draft_tokens, num_nodes)
+        return ScoredTree(tokens, parents, [log(prob) for prob in probs])
+
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Index the new tokens."""
         active = self._active[sequence]
@@ -164,11 +173,15 @@ class SuffixDrafter:
         return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter=self.name) if tokens else NO_DRAFT
 
     def _draft_tree(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
+        tokens, parents, _ = self._likeliest(active, wanted, wanted)
+        return tokens, parents
+
+    def _likeliest(self, active: _Active, depth: int, num_nodes: int) -> tuple[list[int], list[int], list[float]]:
         sources, places = [Source(active.index, OWN_DOUBT)], [active.index.end]
         if self._shared.num_texts:
             sources.append(Source(self._shared, SHARED_DOUBT))
             places.append((active.node, active.matched))
-        return grow_tree(sources, places, depth=wanted, num_nodes=wanted, width=self.width, min_prob=self.min_prob)
+        return grow_tree(sources, places, depth=depth, num_nodes=num_nodes, width=self.width, min_prob=self.min_prob)
 
     def _draft_path(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
         rule = self.score_rule

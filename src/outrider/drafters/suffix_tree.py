@@ -40,7 +40,7 @@ class Source:
 
 def grow_tree(
     sources: Sequence[Source], places: Sequence[Place], *, depth: int, num_nodes: int, width: int, min_prob: float
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], list[float]]:
     """The ``num_nodes`` likeliest nodes.
 
     Args:
@@ -52,10 +52,11 @@ def grow_tree(
         min_prob: nodes less likely than this are left out.
 
     Returns:
-        Tokens and parents, parents before children, siblings by falling probability.
+        Tokens, parents and probabilities; parents before children, siblings by falling probability.
     """
     tokens: list[int] = []
     parents: list[int] = []
+    probabilities: list[float] = []
     waiting: list[tuple[float, int, int, int, int, Sequence[Place]]] = []
     serial, probability, parent, level = 0, 1.0, ROOT, 0
     while len(tokens) < num_nodes:
@@ -70,9 +71,10 @@ def grow_tree(
         probability, parent = -negative, len(tokens)
         tokens.append(token)
         parents.append(above)
+        probabilities.append(probability)
         if len(tokens) < num_nodes:
             places = [source.index.advance(*place, token) for source, place in zip(sources, places, strict=True)]
-    return tokens, parents
+    return tokens, parents, probabilities
 
 
 def predict(

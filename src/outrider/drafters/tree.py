@@ -18,7 +18,7 @@ from outrider.drafters.reader import DraftTree
 from outrider.errors import ConfigError
 from outrider.types import NO_DRAFT, ROOT, Proposal
 
-__all__ = ["TreeGrowth", "TreeShape"]
+__all__ = ["ScoredTree", "TreeGrowth", "TreeShape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,15 @@ class TreeShape:
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise ConfigError(f"tree option {name} {value} is not possible; allowed: 1 to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTree:
+    """Nodes, parents before children, with the log-probability that each is kept, as far as its drafter can tell."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    scores: Sequence[float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +104,10 @@ class TreeGrowth:
     def chosen(self) -> DraftTree:
         """The finished tree; of equally good candidates the one proposed first."""
         return self._subtree(sorted(self._best(range(len(self.tokens)), self.shape.num_nodes)))
+
+    def candidates(self) -> ScoredTree:
+        """Everything that was ever proposed."""
+        return ScoredTree(self.tokens, self.parents, self.scores)
 
     def proposal(self, drafter: str) -> Proposal:
         """The finished tree as a proposal; ``NO_DRAFT`` if nothing was worth a node."""
