@@ -194,6 +194,7 @@ class _Run:
     ) -> None:
         self._job, self._report, self._texts, self._held = job, report, texts, held_texts
         self._vocabulary, self._source = vocabulary, source
+        self._digest = hashlib.sha256(json.dumps([text.tokens for text in texts]).encode()).hexdigest()[:32]
         config = job.config
         head = EagleHead(replace(job.shape, draft_vocab_size=len(vocabulary.ids)))
         initialise(head, vocabulary.ids, job.target.checkpoint, job.start, seed=config.seed)
@@ -260,13 +261,12 @@ class _Run:
         """What a run is; another one cannot be gone on with. How often to evaluate or save is no part of it."""
         job = self._job
         plain = {k: v for k, v in job.config.to_json().items() if k not in ("evaluate_every", "save_every_s")}
-        digest = hashlib.sha256(json.dumps([text.tokens for text in self._texts]).encode()).hexdigest()[:32]
         return {
             **plain,
             "init": f"{job.start.kind}:{job.start.layer}" if job.start.layer >= 0 else job.start.kind,
             "head": json.dumps(self._trainer.head.config.to_json()),
             "target": job.target.spec.fingerprint,
-            "texts": digest,
+            "texts": self._digest,
             "dtype": str(self._dtype),
         }
 
