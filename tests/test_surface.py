@@ -28,7 +28,7 @@ FLAGS = Path(__file__).parent / "surface_flags.txt"
 
 # Lower ranks are imported by higher ones, never the other way round.
 RANKS = {
-    **dict.fromkeys(("types", "shapes", "errors", "rng", "device", "metrics", "native"), 0),
+    **dict.fromkeys(("types", "shapes", "errors", "files", "rng", "device", "metrics", "native"), 0),
     **dict.fromkeys(("sampling", "cache"), 1),
     **dict.fromkeys(("models", "traffic"), 2),
     **dict.fromkeys(("drafters", "verify"), 3),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_readme import readme
 from outrider.errors import ModelNotFound, UnsupportedModel, VocabularyMismatch, WeightsError, nearest
+from outrider.files import replace_file
 from outrider.models.base import TargetSpec
 from outrider.models.llama_weights import WeightSource
 from outrider.models.reading import parsing, read_json
@@ -119,11 +119,11 @@ def save_head(
     config = {"kind": KIND, "version": 1, "head": head.config.to_json(), **asdict(info)}
     folder.mkdir(parents=True, exist_ok=True)
     shape = {_SHAPE_KEY: json.dumps(head.config.to_json())}
-    _replace(folder / _WEIGHTS, lambda path: save_file(tensors, path, metadata=shape))
+    replace_file(folder / _WEIGHTS, lambda path: save_file(tensors, path, metadata=shape))
     text = json.dumps(config, indent=2) + "\n"
-    _replace(folder / _CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+    replace_file(folder / _CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
     page = readme(folder.name, head.config, config, sum(t.nbytes for t in tensors.values()))
-    _replace(folder / _README, lambda path: path.write_text(page, encoding="utf-8"))
+    replace_file(folder / _README, lambda path: path.write_text(page, encoding="utf-8"))
 
 
 def load_head(folder: str | Path, target: HeadTarget) -> LoadedHead:
@@ -186,18 +186,6 @@ def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """On the CPU, contiguous; only floating-point tensors change their type (the vocabulary's must not)."""
     wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(device="cpu", dtype=wanted).contiguous()
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the file, then move over it: readers see the old file or the new one, never half of either."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _object(values: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

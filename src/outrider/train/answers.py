@@ -22,11 +22,11 @@ from outrider.device import one_torch_thread
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError, DataError, OutriderError
+from outrider.files import append_line, read_lines
 from outrider.models.base import Target
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.train.corpus import Text
-from outrider.train.files import append_line, read_lines
 
 __all__ = ["AnswerSettings", "EndpointAnswers", "EngineAnswers", "answer_all"]
 

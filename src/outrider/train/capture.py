@@ -24,9 +24,9 @@ from torch import Tensor
 
 from outrider.device import one_torch_thread
 from outrider.errors import ConfigError, DataError
+from outrider.files import replace_file, write_json
 from outrider.models.base import PackedRows, Target
 from outrider.train.corpus import Text
-from outrider.train.files import replace_file, write_json
 from outrider.train.packing import TextStates, rows_of
 
 __all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards", "forecast_bytes"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider.errors import DataError
-from outrider.train.files import replace_file
+from outrider.files import replace_file
 from outrider.train.loop import Trainer
 
 __all__ = ["load_state", "save_state"]

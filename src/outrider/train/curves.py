@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.train.files import replace_file
+from outrider.files import replace_file
 
 __all__ = ["write_curves"]
 

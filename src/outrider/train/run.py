@@ -27,6 +27,7 @@ from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, save_head
 from outrider.errors import ConfigError
+from outrider.files import append_line, read_lines, replace_file
 from outrider.models.base import LoadedTarget
 from outrider.train.answers import AnswerSettings, AnswerSource, answer_all
 from outrider.train.capture import LiveStates, StateSource, capture_shards
@@ -36,7 +37,6 @@ from outrider.train.corpus import Corpus, Text, check_any_trained
 from outrider.train.curves import write_curves
 from outrider.train.data import DraftVocabulary, Schedule, choose_vocabulary, split_held_out
 from outrider.train.evaluate import Acceptance, decode_held_out, forced_agreement, prompt_tokens
-from outrider.train.files import append_line, read_lines, replace_file
 from outrider.train.forecast import Plan, matrix_rate, run_trial
 from outrider.train.loop import Trainer, UpdateReport, load_batch
 from outrider.train.packing import rows_of
