@@ -1,8 +1,8 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
-NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``peers`` or ``peers_8`` (eight streams). Numbers in
-documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says
-whether they are up to date.
+NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers`` or
+``peers_8`` (eight streams). Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md
+docs/*.md`` writes them, ``--check`` says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ def newest(kind: str, folder: Path) -> dict[str, Any]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if not found:
         raise ValueError(f"no result of kind {kind} in {folder}; run python -m benchmarks.{kind} first")
-    return max(found, key=lambda result: str(result["started"]))
+    return max((_flat(result) for result in found), key=lambda result: str(result["started"]))
+
+
+def _flat(result: dict[str, Any]) -> dict[str, Any]:
+    """Some results keep what describes their run in an entry of its own."""
+    return {**result.get("run", {}), **result}
 
 
 def table_of_bars(result: dict[str, Any]) -> str:
@@ -102,6 +107,54 @@ def table_of_profile(result: dict[str, Any]) -> str:
     return _markdown(rows) + "\n" + provenance_line(result)
 
 
+def table_of_roofline(result: dict[str, Any]) -> str:
+    """Milliseconds of a native pass by rows, beside the time to read its weights once."""
+    counts = [name.removeprefix("native ") for name in result["results"][0]["times_ms"] if name.startswith("native ")]
+    rows = [("precision", "weights", "read once", *(f"{count} rows" if count != "1" else "1 row" for count in counts))]
+    for each in result["results"]:
+        times, megabytes = each["times_ms"], each["weight_bytes"] / 1e6
+        read_ms = times["stream"]["median"]
+        cells = [times[f"native {count}"]["median"] for count in counts]
+        shown = (f"{ms:.1f} ms ({ms / read_ms:.2f} x reading, {ms / cells[0]:.2f} x first)" for ms in cells)
+        read = f"{read_ms:.1f} ms ({megabytes / read_ms:.0f} GB/s)"
+        rows.append((each["precision"], f"{megabytes:.0f} MB", read, *shown))
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_parts(result: dict[str, Any]) -> str:
+    """Where the time of a native pass over one row and over eight goes, and at which rate each part reads its weights."""
+    columns = [(each, count) for each in result["results"] for count in ("1", "8") if count in each["parts_ms"]]
+    rows = [("part", *(f"{each['precision']}, {count} row{'s' if count != '1' else ''}" for each, count in columns))]
+    for part in result["results"][0]["part_bytes"]:
+        rows.append((part, *(_part_cell(each, count, part) for each, count in columns)))
+    return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def _part_cell(each: dict[str, Any], count: str, part: str) -> str:
+    ms, size = each["parts_ms"][count][part], each["part_bytes"][part]
+    return f"{ms:.2f} ms" + (f" ({size / ms / 1e6:.0f} GB/s)" if size else "")
+
+
+def table_of_perplexity(result: dict[str, Any]) -> str:
+    """Perplexity and divergence of each precision, 4-bit rows with their note."""
+    rows = [("precision", "MB a pass", "perplexity", "KL to float32, nats", "same likeliest token")]
+    notes = []
+    for each in result["results"]:
+        star = "*" if each.get("note") else ""
+        notes += [each["note"]] if star and each["note"] not in notes else []
+        rows.append(
+            (
+                each["precision"] + star,
+                f"{each['weight_bytes'] / 1e6:.0f}",
+                f"{each['perplexity']:.3f}",
+                f"{each['kl_nats']:.5f}",
+                f"{each['same_best_token']:.1%}",
+            )
+        )
+    notes = [f"\\{note}" for note in notes]
+    return _markdown(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
+
+
 def table_of_peers(result: dict[str, Any]) -> str:
     """One line an arm, those that could not be had included; then Outrider against the fastest peer, and the machine."""
     rows = [("arm", "tokens/s", "quartiles", "with prompt", "first token", "x own plain", "tokens/pass", "agrees")]
@@ -140,6 +193,9 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "passes": ("engine_speed", table_of_passes),
     "drafters": ("engine_speed", table_of_drafters),
     "profile": ("profile_step", table_of_profile),
+    "roofline": ("native_pass", table_of_roofline),
+    "parts": ("native_pass", table_of_parts),
+    "perplexity": ("perplexity", table_of_perplexity),
     "peers": ("peers", table_of_peers),
     "peers_8": ("peers_8", table_of_peers),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -185,7 +186,7 @@ def main() -> int:
         )
         print_tables(results[-1], args.rows)
     if args.out:
-        run = describe_run("benchmarks.native_pass", [f"--model={args.model}", f"--cached={args.cached}"])
+        run = describe_run("benchmarks.native_pass", sys.argv[1:])
         args.out.write_text(json.dumps({"run": run, "results": results}, indent=1) + "\n")
     return 0
 
