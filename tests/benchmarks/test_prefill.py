@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from benchmarks.prefill import num_layer_weights, read_prompt
+
 from outrider.device import Placement
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget

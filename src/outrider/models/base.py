@@ -86,6 +86,11 @@ class PackedRows:
     segments: tuple[Segment, ...]
     logit_rows: tuple[int, ...] | None = None
 
+    @property
+    def num_logit_rows(self) -> int:
+        """How many rows need logits."""
+        return int(self.tokens_R.shape[0]) if self.logit_rows is None else len(self.logit_rows)
+
     @staticmethod
     def pack(
         tokens: Sequence[Sequence[int]],

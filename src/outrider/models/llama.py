@@ -13,9 +13,9 @@ from outrider.cache.attention import PassAttention
 from outrider.cache.base import Cache
 from outrider.cache.dense import DenseCache
 from outrider.device import Placement, Precision
-from outrider.errors import ConfigError, PromptError
-from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows
 from outrider.models.config import LlamaConfig
+from outrider.models.decoder import check_slice, check_window, describe
 from outrider.models.grid import note_of
 from outrider.models.layers import Rotary, Rotation
 from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeights, WeightSource, read_weights
@@ -43,7 +43,7 @@ class LlamaTarget:
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=len(self._weights.layers))
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
         self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
-        self.spec = self._build_spec()
+        self.spec = describe(checkpoint, self.config, placement, path="pytorch")
         self._rotary = Rotary(self.config, dtype=placement.activation_dtype, device=placement.device)
 
     @staticmethod
@@ -57,8 +57,7 @@ class LlamaTarget:
         Raises:
             ConfigError: not between 1 and this target's number of layers.
         """
-        if not 1 <= num_layers <= self.config.num_layers:
-            raise ConfigError(f"slice:{num_layers} is not possible; give 1 to {self.config.num_layers} layers")
+        check_slice(num_layers, self.config)
         return LlamaTarget(self.checkpoint, self.placement, weights=self._weights.first_layers(num_layers))
 
     def requantized(self, precision: Precision) -> LlamaTarget:
@@ -87,7 +86,7 @@ class LlamaTarget:
             PromptError: a row's position lies past the window.
         """
         x_RD, tapped = self._run(rows, cache, frozenset(taps))
-        num_rows = _num_logit_rows(rows)
+        num_rows = rows.num_logit_rows
         if num_rows == 0:  # a prefill chunk in the middle of a prompt: no law is wanted
             logits_RV = x_RD.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         else:
@@ -98,14 +97,15 @@ class LlamaTarget:
     def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:
         """As :meth:`forward`, but only each row's most probable token."""
         x_RD, tapped = self._run(rows, cache, frozenset(taps))
-        num_rows = _num_logit_rows(rows)
+        num_rows = rows.num_logit_rows
         tokens_R = self._weights.head.argmax(x_RD)[:num_rows] if num_rows else rows.tokens_R[:0]
         return GreedyResult(tokens_R=tokens_R, taps=tapped)
 
     def _run(self, rows: PackedRows, cache: Cache, taps: frozenset[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream behind the last layer of the rows that are asked for, padded, and all rows' taps."""
         assert isinstance(cache, DenseCache), type(cache)
-        self._check_window(rows.segments, cache)
+        for segment in rows.segments:
+            check_window(cache.length(segment.slot) + segment.depth, self.config)
         attention = cache.begin(rows.segments, num_groups=self.config.num_heads // self.config.num_kv_heads)
         x_RD, tapped = self._run_layers(rows, attention, taps)
         cache.advance(rows.segments)
@@ -140,35 +140,3 @@ class LlamaTarget:
         """Rows of zeros behind, up to the row multiple."""
         missing = -x.shape[0] % self._weights.row_multiple
         return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
-
-    def _check_window(self, segments: Sequence[Segment], cache: DenseCache) -> None:
-        for segment in segments:
-            end = cache.length(segment.slot) + segment.depth
-            if end > self.config.max_positions:
-                raise PromptError(
-                    f"{end} tokens do not fit into the model's window of {self.config.max_positions}; "
-                    "give a shorter prompt or fewer new tokens"
-                )
-
-    def _build_spec(self) -> TargetSpec:
-        config, checkpoint = self.config, self.checkpoint
-        num_layers, all_layers = config.num_layers, checkpoint.config.num_layers
-        part = "" if num_layers == all_layers else f"[:{num_layers}]"
-        return TargetSpec(
-            name=checkpoint.name + part,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_width=config.head_width,
-            max_positions=config.max_positions,
-            eos_token_ids=config.eos_token_ids,
-            precision=self.placement.precision,
-            device=self.placement.device,
-            fingerprint=checkpoint.fingerprint + part,
-        )
-
-
-def _num_logit_rows(rows: PackedRows) -> int:
-    return int(rows.tokens_R.shape[0]) if rows.logit_rows is None else len(rows.logit_rows)

@@ -19,8 +19,9 @@ from outrider.cache.base import Cache
 from outrider.cache.native import NativeCache
 from outrider.device import Placement, Precision
 from outrider.errors import ConfigError, PromptError
-from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment, TargetSpec
+from outrider.models.base import ForwardResult, GreedyResult, PackedRows, Segment
 from outrider.models.config import LlamaConfig
+from outrider.models.decoder import check_slice, check_window, describe
 from outrider.models.grid import note_of
 from outrider.models.llama_weights import RandomWeights, WeightSource
 from outrider.models.native_weights import NativeWeights, RotaryTable, read_native_weights
@@ -73,7 +74,7 @@ class NativeTarget:
         self.config: LlamaConfig = replace(checkpoint.config, num_layers=self._weights.num_layers)
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
         self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
-        self.spec = self._build_spec()
+        self.spec = describe(checkpoint, self.config, placement, path=f"native-{self._context.kernels}")
         self._rotary = RotaryTable(self.config)
 
     @staticmethod
@@ -87,8 +88,7 @@ class NativeTarget:
         Raises:
             ConfigError: not between 1 and this target's number of layers.
         """
-        if not 1 <= num_layers <= self.config.num_layers:
-            raise ConfigError(f"slice:{num_layers} is not possible; give 1 to {self.config.num_layers} layers")
+        check_slice(num_layers, self.config)
         shared = self._weights.first_layers(num_layers)
         return NativeTarget(
             self.checkpoint, self.placement, weights=shared, kernels=self._kernels, num_threads=self._num_threads
@@ -115,7 +115,7 @@ class NativeTarget:
         Raises:
             PromptError: a row's position lies past the window.
         """
-        logits_RV = torch.empty(_num_logit_rows(rows), self.config.vocab_size)
+        logits_RV = torch.empty(rows.num_logit_rows, self.config.vocab_size)
         tapped = self._run_tapped(CPass(logits=logits_RV.data_ptr()), rows, cache, taps)
         return ForwardResult(logits_RV=logits_RV, taps=tapped)
 
@@ -125,14 +125,14 @@ class NativeTarget:
 
         The LM head compares as it goes, and no logits are written.
         """
-        tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
+        tokens_R = torch.empty(rows.num_logit_rows, dtype=torch.int64)
         tapped = self._run_tapped(CPass(argmax=tokens_R.data_ptr()), rows, cache, taps)
         return GreedyResult(tokens_R=tokens_R, taps=tapped)
 
     @torch.inference_mode()
     def profile(self, rows: PackedRows, cache: Cache) -> dict[str, float]:
         """As :meth:`forward_greedy`, but returns the milliseconds of each part, waits for slower threads included."""
-        tokens_R = torch.empty(_num_logit_rows(rows), dtype=torch.int64)
+        tokens_R = torch.empty(rows.num_logit_rows, dtype=torch.int64)
         phases = torch.zeros(len(PHASES), dtype=torch.int64)
         self._run(CPass(argmax=tokens_R.data_ptr(), phase_ns=phases.data_ptr()), rows, cache)
         return dict(zip(PHASES, (phases / 1e6).tolist(), strict=True))
@@ -181,7 +181,7 @@ class NativeTarget:
         alive: list[Tensor] = []
         for entry, segment in zip(described, segments, strict=True):
             base = cache.length(segment.slot)
-            self._check_window(base + segment.depth)
+            check_window(base + segment.depth, self.config)
             cache.reserve(segment.slot, base + segment.num_rows)
             entry.cache, entry.capacity = cache.address(segment.slot)
             entry.base, entry.start, entry.num_rows = base, segment.start, segment.num_rows
@@ -195,33 +195,3 @@ class NativeTarget:
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise PromptError(f"token id {bad} is not in the vocabulary; allowed: 0 to {self.config.vocab_size - 1}")
-
-    def _check_window(self, end: int) -> None:
-        if end > self.config.max_positions:
-            raise PromptError(
-                f"{end} tokens do not fit into the model's window of {self.config.max_positions}; "
-                "give a shorter prompt or fewer new tokens"
-            )
-
-    def _build_spec(self) -> TargetSpec:
-        config, checkpoint = self.config, self.checkpoint
-        part = "" if config.num_layers == checkpoint.config.num_layers else f"[:{config.num_layers}]"
-        return TargetSpec(
-            name=checkpoint.name + part,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_width=config.head_width,
-            max_positions=config.max_positions,
-            eos_token_ids=config.eos_token_ids,
-            precision=self.placement.precision,
-            device=self.placement.device,
-            fingerprint=checkpoint.fingerprint + part,
-            path=f"native-{self._context.kernels}",
-        )
-
-
-def _num_logit_rows(rows: PackedRows) -> int:
-    return int(rows.tokens_R.shape[0]) if rows.logit_rows is None else len(rows.logit_rows)
