@@ -30,7 +30,7 @@ FLAGS = Path(__file__).parent / "surface_flags.txt"
 RANKS = {
     **dict.fromkeys(("types", "shapes", "errors", "rng", "device", "metrics", "native"), 0),
     **dict.fromkeys(("sampling", "cache"), 1),
-    "models": 2,
+    **dict.fromkeys(("models", "traffic"), 2),
     **dict.fromkeys(("drafters", "verify"), 3),
     "engine": 4,
     **dict.fromkeys(("measure", "train", "audit"), 5),
@@ -160,7 +160,7 @@ def test_every_command_shown_exists() -> None:
 
 
 def check_command(where: str, words: list[str], known: dict[str, Any]) -> None:
-    depth = 3 if words[1] == "audit" else 2
+    depth = 3 if words[1] in ("audit", "train") else 2
     name = " ".join(words[:depth])
     assert name in known, f"{where}: {name}"
     try:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import audit, demo, generate, models
+from outrider.cli import audit, demo, generate, models, train
 from outrider.errors import OutriderError
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="demo")(demo.demo)
 app.command(name="models")(models.models)
 app.add_typer(audit.app, name="audit")
+app.add_typer(train.app, name="train")
 
 
 def _print_version(wanted: bool) -> None:

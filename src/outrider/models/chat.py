@@ -82,6 +82,13 @@ class ChatTemplate:
         }
         return render_template(source, variables)
 
+    def plain_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[Message]:
+        """See :meth:`outrider.models.tokenizer.Tokenizer.plain_messages`."""
+        checked, checked_tools = checked_messages(messages), _checked_tools(tools)
+        return _with_tools_as_text(checked, checked_tools) if self.tool_rendering == "system" else checked
+
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Validate messages and bring their content into the form of plain text.

@@ -106,6 +106,11 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """As :meth:`encode`, with the characters of ``text`` that each token covers, ``(first, one past the last)``."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that form no character become U+FFFD, unknown ids nothing."""
         text = b"".join(self.piece(token, skip_special_tokens=skip_special_tokens) for token in ids)
@@ -159,6 +164,13 @@ class Tokenizer:
             PromptError: a malformed message, no template, tools that the template ignores, or an error in the template.
         """
         return self._chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def plain_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """The chat as another server must be sent it so that it renders the same prompt: with tool rendering ``system``
+        tools and calls are text already, else the messages are unchanged."""
+        return self._chat.plain_messages(messages, tools=tools)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None

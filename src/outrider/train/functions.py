@@ -1,0 +1,246 @@
+"""Differentiable pieces of a layer with hand-written backward passes: fewer trips over memory than autograd would make.
+
+On a processor that multiplies matrices as fast as this one, everything that is not a matrix product is what training
+waits for. Each function here is tested against its plain form, values and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["AttentionPlan", "PlanSegment", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
+
+
+def unit_norm(x_RD: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` row by row: an RMS norm whose weight the caller folds into the next matrix."""
+    out: Tensor = _UnitNorm.apply(x_RD, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotary embedding, rotate-half form; the sign of the first half is folded into ``signed_sin``."""
+    out: Tensor = _Rotate.apply(x, cos, signed_sin)  # type: ignore[no-untyped-call]
+    return out
+
+
+def take_rows(x: Tensor, rows_Q: Tensor) -> Tensor:
+    """``x[rows]``, each row taken at most once, so that its gradient is a copy and not a sum."""
+    out: Tensor = _TakeRows.apply(x, rows_Q)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows_Q: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_Q)
+        ctx.num_rows = x.shape[0]
+        return x.index_select(0, rows_Q)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (rows_Q,) = ctx.saved_tensors
+        grad = slopes[0].new_zeros((ctx.num_rows, *slopes[0].shape[1:]))
+        return grad.index_copy_(0, rows_Q, slopes[0]), None
+
+
+class _UnitNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, eps: float) -> Tensor:
+        wide = torch.float64 if x_RD.dtype == torch.float64 else torch.float32
+        squares_R1 = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True, dtype=wide).square_()
+        scale_R1 = squares_R1.div_(x_RD.shape[-1]).add_(eps).rsqrt_().to(x_RD.dtype)
+        out_RD = x_RD * scale_R1
+        ctx.save_for_backward(out_RD, scale_R1)
+        return out_RD
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        out_RD, scale_R1 = ctx.saved_tensors
+        mean_R1 = (slopes[0] * out_RD).mean(dim=-1, keepdim=True)
+        return torch.addcmul(slopes[0], out_RD, mean_R1, value=-1).mul_(scale_R1), None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        cos, signed_sin = ctx.saved_tensors
+        # Turning back is turning by the opposite angle.
+        return torch.addcmul(slopes[0] * cos, slopes[0].roll(cos.shape[-1] // 2, -1), signed_sin, value=-1), None, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSegment:
+    """One packed text: its keys ``[first_key, past_key)``, its queries, and the additive mask ``[queries, keys]``."""
+
+    first_key: int
+    past_key: int
+    first_query: int
+    past_query: int
+    mask: Tensor
+
+    @property
+    def keys(self) -> slice:
+        """Its rows among all keys."""
+        return slice(self.first_key, self.past_key)
+
+    @property
+    def queries(self) -> slice:
+        """Its rows among all queries."""
+        return slice(self.first_query, self.past_query)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """Which query sees which step-0 key, text by text. Made once a batch, used by every layer and unroll step."""
+
+    segments: tuple[PlanSegment, ...]
+
+    @staticmethod
+    def build(texts: Sequence[tuple[int, Sequence[int]]], *, dtype: torch.dtype = torch.bfloat16) -> AttentionPlan:
+        """For texts of so many keys, with queries at these indexes."""
+        segments: list[PlanSegment] = []
+        first_key = first_query = 0
+        for num_keys, indexes in texts:
+            at = torch.tensor(indexes, dtype=torch.int64).unsqueeze(1)
+            mask = torch.zeros(len(indexes), num_keys, dtype=dtype)
+            mask.masked_fill_(torch.arange(num_keys) > at, -torch.inf)
+            segments.append(
+                PlanSegment(
+                    first_key=first_key,
+                    past_key=first_key + num_keys,
+                    first_query=first_query,
+                    past_query=first_query + len(indexes),
+                    mask=mask,
+                )
+            )
+            first_key += num_keys
+            first_query += len(indexes)
+        return AttentionPlan(segments=tuple(segments))
+
+
+def unrolled_attention(
+    plan: AttentionPlan, queries_QHC: Tensor, step0: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Attention of an unroll step: step-0 keys of the same text up to the query's index, and the index's own later keys.
+
+    Args:
+        plan: who sees whom.
+        queries_QHC: rotated queries of all texts' query indexes.
+        step0: keys and values ``[R, G, C]`` of all indexes.
+        own: keys and values ``[Q, G, C]`` of steps 1, 2, .. at the query indexes.
+
+    Returns:
+        ``[Q, H, C]``.
+    """
+    flat = [tensor for pair in own for tensor in pair]
+    out: Tensor = _UnrolledAttention.apply(plan, queries_QHC, *step0, *flat)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _UnrolledAttention(torch.autograd.Function):
+    """Scores of step-0 keys by matrix products text by text; a query's own keys are single columns behind them.
+
+    Inside, everything lies head by head, ``[H, Q, C]``, so that a text's part is a view; keys and values are repeated for
+    the query heads that share them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: AttentionPlan, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, *own: Tensor
+    ) -> Tensor:
+        members = queries_QHC.shape[1] // keys_RGC.shape[1]
+        queries_HQC = _by_head(queries_QHC).mul_(queries_QHC.shape[-1] ** -0.5)
+        keys_HRC, values_HRC = _repeated(keys_RGC, members), _repeated(values_RGC, members)
+        own_keys, own_values = own[0::2], own[1::2]
+        columns_HQJ = None
+        if own:
+            columns_HQJ = torch.stack([_own_products(queries_HQC, keys) for keys in own_keys], dim=-1)
+        out_HQC = torch.empty_like(queries_HQC)
+        shares: list[Tensor] = []
+        for each in plan.segments:
+            at, seen = each.queries, each.keys
+            scores = torch.baddbmm(each.mask, queries_HQC[:, at], keys_HRC[:, seen].transpose(1, 2))
+            if columns_HQJ is not None:
+                scores = torch.cat((scores, columns_HQJ[:, at]), dim=-1)
+            share = torch.softmax(scores, dim=-1)
+            out_HQC[:, at] = torch.bmm(share[..., : each.past_key - each.first_key], values_HRC[:, seen])
+            shares.append(share)
+        own_shares_HQJ = torch.cat([share[..., share.shape[-1] - len(own_keys) :] for share in shares], dim=1)
+        for index, values in enumerate(own_values):
+            _grouped(out_HQC, values).addcmul_(_column(own_shares_HQJ, index, values), _one_of_group(values))
+        ctx.plan, ctx.shares, ctx.members = plan, shares, members
+        ctx.save_for_backward(queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own)
+        return out_HQC.transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own = ctx.saved_tensors
+        members = ctx.members
+        slope_HQC = _by_head(slopes[0])
+        common_HQ1 = (slope_HQC * out_HQC).sum(dim=-1, keepdim=True)
+        query_grad_HQC = torch.empty_like(queries_HQC)
+        key_grad_HRC, value_grad_HRC = torch.empty_like(keys_HRC), torch.empty_like(values_HRC)
+        for each, share in zip(ctx.plan.segments, ctx.shares, strict=True):
+            at, seen = each.queries, each.keys
+            share0 = share[..., : each.past_key - each.first_key]
+            value_grad_HRC[:, seen] = torch.bmm(share0.transpose(1, 2), slope_HQC[:, at])
+            pull = torch.bmm(slope_HQC[:, at], values_HRC[:, seen].transpose(1, 2))
+            pull.sub_(common_HQ1[:, at]).mul_(share0)
+            query_grad_HQC[:, at] = torch.bmm(pull, keys_HRC[:, seen])
+            key_grad_HRC[:, seen] = torch.bmm(pull.transpose(1, 2), queries_HQC[:, at])
+        own_grads: list[Tensor] = []
+        for index, (keys, values) in enumerate(zip(own[0::2], own[1::2], strict=True)):
+            share_GMQ1 = _column(own_shares_HQJ, index, values)
+            pull_HQ = _own_products(slope_HQC, values).sub_(common_HQ1.squeeze(-1)).mul_(own_shares_HQJ[..., index])
+            pull_GMQ1 = _grouped(pull_HQ.unsqueeze(-1), keys)
+            _grouped(query_grad_HQC, keys).addcmul_(pull_GMQ1, _one_of_group(keys))
+            own_grads.append((pull_GMQ1 * _grouped(queries_HQC, keys)).sum(dim=1).transpose(0, 1))
+            own_grads.append((share_GMQ1 * _grouped(slope_HQC, values)).sum(dim=1).transpose(0, 1))
+        query_grad_HQC.mul_(slopes[0].shape[-1] ** -0.5)
+        key_grad, value_grad = (_summed(grad, members) for grad in (key_grad_HRC, value_grad_HRC))
+        return None, query_grad_HQC.transpose(0, 1), key_grad, value_grad, *own_grads
+
+
+def _by_head(x_QHC: Tensor) -> Tensor:
+    """``[H, Q, C]``, a copy."""
+    return x_QHC.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _repeated(x_RGC: Tensor, members: int) -> Tensor:
+    """``[H, R, C]``: each key head once for every query head that reads it."""
+    return x_RGC.transpose(0, 1).repeat_interleave(members, dim=0)
+
+
+def _summed(x_HRC: Tensor, members: int) -> Tensor:
+    """``[R, G, C]``: what all query heads of a group leave at their key head."""
+    return x_HRC.unflatten(0, (-1, members)).sum(dim=1).transpose(0, 1)
+
+
+def _grouped(x: Tensor, like_QGC: Tensor) -> Tensor:
+    """``[H, Q, ..]`` seen as ``[G, M, Q, ..]``."""
+    return x.view(like_QGC.shape[1], -1, *x.shape[1:])
+
+
+def _one_of_group(x_QGC: Tensor) -> Tensor:
+    """``[G, 1, Q, C]``."""
+    return x_QGC.transpose(0, 1).unsqueeze(1)
+
+
+def _column(shares_HQJ: Tensor, index: int, like_QGC: Tensor) -> Tensor:
+    """``[G, M, Q, 1]``."""
+    return shares_HQJ[..., index].unflatten(0, (like_QGC.shape[1], -1)).unsqueeze(-1)
+
+
+def _own_products(x_HQC: Tensor, keys_QGC: Tensor) -> Tensor:
+    """Product of each row with its own key, ``[H, Q]``."""
+    return (_grouped(x_HQC, keys_QGC) * _one_of_group(keys_QGC)).sum(dim=-1).flatten(0, 1)
