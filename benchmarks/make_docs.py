@@ -1,7 +1,8 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
-NAME is ``engine_speed``, ``passes``, ``drafters`` or ``profile``. Numbers in documents are never typed by hand:
-``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says whether they are up to date.
+NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``peers`` or ``peers_8`` (eight streams). Numbers in
+documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says
+whether they are up to date.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def newest(kind: str, folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: there is none.
     """
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{kind}-*.json")]
+    paths = [*folder.glob(f"{kind}-*.json"), *folder.glob(f"{kind}.json")]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if not found:
         raise ValueError(f"no result of kind {kind} in {folder}; run python -m benchmarks.{kind} first")
     return max(found, key=lambda result: str(result["started"]))
@@ -100,11 +102,46 @@ def table_of_profile(result: dict[str, Any]) -> str:
     return _markdown(rows) + "\n" + provenance_line(result)
 
 
+def table_of_peers(result: dict[str, Any]) -> str:
+    """One line an arm, those that could not be had included; then Outrider against the fastest peer, and the machine."""
+    rows = [("arm", "tokens/s", "quartiles", "with prompt", "first token", "x own plain", "tokens/pass", "agrees")]
+    for row in result["rows"]:
+        rows.append(_peer_cells(row))
+    lines = [
+        f"- {each['arm']}: {each['ratio']['value']:.2f}x ({each['ratio']['low']:.2f} to {each['ratio']['high']:.2f}) "
+        f"of {each['against']}, the fastest peer"
+        for each in result["against_fastest_peer"]
+    ]
+    lines += [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
+    lines += [
+        f"- llama-bench {name}, empty context: {each:.0f} tokens/s" for name, each in result["llama_bench"].items()
+    ]
+    return _markdown(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
+
+
+def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if not row["turns"]:
+        return (row["arm"], f"not available: {row['unavailable']}", *[""] * 6)
+    ratio = row["speed_up"]
+    return (
+        row["arm"],
+        _number(row["tokens_per_s"]),
+        f"{_number(row['lower_quartile'])} to {_number(row['upper_quartile'])}",
+        _number(row["request_tokens_per_s"]),
+        "" if row["first_token_ms"] is None else f"{_number(row['first_token_ms'])} ms",
+        "" if ratio is None else f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
+        "" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
+        "" if row["agreement"] is None else f"{row['agreement']:.0%} ({row['identical']})",
+    )
+
+
 RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine_speed": ("engine_speed", table_of_bars),
     "passes": ("engine_speed", table_of_passes),
     "drafters": ("engine_speed", table_of_drafters),
     "profile": ("profile_step", table_of_profile),
+    "peers": ("peers", table_of_peers),
+    "peers_8": ("peers_8", table_of_peers),
 }
 
 

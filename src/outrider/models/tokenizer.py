@@ -72,6 +72,11 @@ class Tokenizer:
         """Number of tokens; a model's logits may be wider (padding)."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    def to_json(self) -> str:
+        """Text of a ``tokenizer.json`` from which other engines build the same tokenizer."""
+        text: str = self._backend.to_str()
+        return text
+
     @property
     def template_hash(self) -> str:
         """Hash of everything that turns a chat into a prompt: template, special tokens, tool rendering."""
