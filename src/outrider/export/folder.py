@@ -237,7 +237,7 @@ def _read_back(out: Path, tensors: Mapping[str, Tensor], config: EagleConfig) ->
     exported = read_exported(out)
     assert exported.config() == config, "a shape that does not come back as it went out"
     found = exported.tensors
-    assert list(sorted(found)) == sorted(tensors)
+    assert sorted(found) == sorted(tensors)
     assert all(found[name].dtype == each.dtype and torch.equal(found[name], each) for name, each in tensors.items())
     return exported
 

@@ -60,7 +60,9 @@ _ROPE_KEYS = {
 }
 
 
-def layout_of(config: EagleConfig, info: HeadInfo, engine: Engine, *, dtype: str, own: Mapping[str, Any]) -> dict[str, Any]:
+def layout_of(
+    config: EagleConfig, info: HeadInfo, engine: Engine, *, dtype: str, own: Mapping[str, Any]
+) -> dict[str, Any]:
     """``config.json`` for an engine.
 
     Args:
