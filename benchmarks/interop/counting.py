@@ -12,6 +12,10 @@ room for:
 
 So each engine's own figures stand beside figures over *whole steps*, by which they are compared: steps that began with room
 for the whole chain and the token behind it, and that did not end the answer.
+
+Two bfloat16 engines round differently, and where the target's two likeliest tokens are near a tie, the answers part. From
+there on the head drafts for different texts, easier or harder ones. So whole steps are counted once more over the *same
+text*: the tokens before the answers part. There nothing differs but the engines.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answer", "Counts", "count_own", "count_whole", "worst_gap"]
+__all__ = ["Answer", "Counts", "count_own", "count_whole", "shared_lengths", "worst_gap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +78,37 @@ def count_own(answers: Iterable[Answer], num_draft_tokens: int) -> Counts:
     )
 
 
-def count_whole(answers: Iterable[Answer], num_draft_tokens: int, *, max_tokens: int) -> Counts:
+def count_whole(
+    answers: Sequence[Answer], num_draft_tokens: int, *, max_tokens: int, lengths: Sequence[int] | None = None
+) -> Counts:
     """Whole steps only, see above.
 
     Each step commits its accepted draft tokens and one more; the first token of an answer comes from the prompt's pass.
+
+    Args:
+        answers: of one engine. num_draft_tokens: length of a chain. max_tokens: the limit of an answer.
+        lengths: count only steps that end within so many tokens of each answer.
     """
     steps: list[tuple[int, int]] = []
-    for each in answers:
+    for index, each in enumerate(answers):
+        length = len(each.tokens) if lengths is None else lengths[index]
         committed = 1
         for drafted, accepted in zip(each.drafted, each.accepted, strict=True):
             has_room = committed + num_draft_tokens + 1 <= max_tokens
             committed += accepted + 1
-            if has_room and committed < len(each.tokens):
+            if has_room and committed < len(each.tokens) and committed <= length:
                 assert drafted == num_draft_tokens, "a chain that was cut short in the middle of an answer"
                 steps.append((drafted, accepted))
     return _pooled(steps, num_draft_tokens)
+
+
+def shared_lengths(ours: Sequence[Answer], theirs: Sequence[Answer]) -> list[int]:
+    """How many tokens two engines' answers have in common before they part."""
+    found = []
+    for one, other in zip(ours, theirs, strict=True):
+        pairs = list(zip(one.tokens, other.tokens, strict=False))
+        found.append(next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs)))
+    return found
 
 
 def worst_gap(one: Counts, other: Counts) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.arms import MODEL
-from benchmarks.interop.counting import Answer, Counts, count_own, count_whole, worst_gap
+from benchmarks.interop.counting import Answer, Counts, count_own, count_whole, shared_lengths, worst_gap
 from benchmarks.peers.__main__ import by_turns
 from benchmarks.peers.catalogue import Arm
 from benchmarks.peers.installs import NotAvailable
@@ -76,20 +76,25 @@ def main(argv: list[str] | None = None) -> int:
 def compare(
     ours: Sequence[Answer], theirs: Sequence[Answer], *, num_draft_tokens: int, max_tokens: int
 ) -> dict[str, Any]:
-    """Counts of both, by their own rules and over whole steps, and whether the latter agree."""
-    own = [count_own(each, num_draft_tokens) for each in (ours, theirs)]
-    whole = [count_whole(each, num_draft_tokens, max_tokens=max_tokens) for each in (ours, theirs)]
-    gap = worst_gap(*whole)
+    """Counts of both, by their own rules, over whole steps, and over whole steps of the same text; and whether they agree."""
+    lengths = shared_lengths(ours, theirs)
+    both = (ours, theirs)
+    own = [count_own(each, num_draft_tokens) for each in both]
+    whole = [count_whole(each, num_draft_tokens, max_tokens=max_tokens) for each in both]
+    same = [count_whole(each, num_draft_tokens, max_tokens=max_tokens, lengths=lengths) for each in both]
     return {
         "prompts": len(ours),
         "identical_outputs": sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True)),
-        "own_counting": _named(own),
-        "whole_steps": _named(whole),
-        "gap_own_counting": round(worst_gap(*own), 4),
-        "gap": round(gap, 4),
+        "shared_tokens": sum(lengths),
+        "counts": {"whole steps": _named(whole), "same text": _named(same), "each its own": _named(own)},
+        "gaps": {"whole steps": _gap(whole), "same text": _gap(same), "each its own": _gap(own)},
         "tolerance": TOLERANCE,
-        "agrees": gap <= TOLERANCE,
+        "agrees": _gap(whole) <= TOLERANCE,
     }
+
+
+def _gap(counts: Sequence[Counts]) -> float:
+    return round(worst_gap(*counts), 4)
 
 
 def _named(counts: Sequence[Counts]) -> dict[str, Any]:
@@ -99,18 +104,20 @@ def _named(counts: Sequence[Counts]) -> dict[str, Any]:
 def print_result(result: dict[str, Any]) -> None:
     """One row an engine and way of counting."""
     table = Table(title="accepted length, and share of steps that kept a draft at each position", title_justify="left")
-    size = len(result["whole_steps"]["vllm"]["rates"])
+    size = len(result["counts"]["whole steps"]["vllm"]["rates"])
     for column in ("counting", "engine", "steps", "accepted length", *(str(i + 1) for i in range(size))):
         table.add_column(column, justify="left" if column in ("counting", "engine") else "right")
-    for key, label in (("whole_steps", "whole steps"), ("own_counting", "each its own")):
-        for engine, counts in result[key].items():
+    for key, engines in result["counts"].items():
+        for engine, counts in engines.items():
             rates = [f"{rate:.3f}" for rate in counts["rates"]]
-            table.add_row(label, engine, str(counts["steps"]), f"{counts['accepted_length']:.3f}", *rates)
+            table.add_row(key, engine, str(counts["steps"]), f"{counts['accepted_length']:.3f}", *rates)
     wide_console().print(table)
     verdict = "within" if result["agrees"] else "NOT within"
-    print(f"largest difference over whole steps {result['gap']:.3f}, {verdict} {result['tolerance']}")
-    print(f"largest difference, each by its own counting: {result['gap_own_counting']:.3f}")
-    print(f"{result['identical_outputs']} of {result['prompts']} outputs identical")
+    gaps = ", ".join(f"{key} {gap:.3f}" for key, gap in result["gaps"].items())
+    print(f"largest differences: {gaps}; over whole steps {verdict} {result['tolerance']}")
+    print(
+        f"{result['identical_outputs']} of {result['prompts']} outputs identical, {result['shared_tokens']} tokens shared"
+    )
 
 
 def _rows(args: argparse.Namespace) -> list[PromptRow]:

@@ -91,7 +91,7 @@ def check_exported(exported: Exported, *, num_target_layers: int | None = None) 
     """
     engine, values = exported.engine, exported.values
     keys = tuple(_key_uses(values, engine))
-    problems = [*_key_problems(values, engine)]
+    problems = [*_key_problems(values, engine, is_ours=bool(exported.own))]
     tensors: tuple[TensorCheck, ...] = ()
     ids: tuple[tuple[int, int], ...] = ()
     layers = num_target_layers or exported.own.get("num_target_layers")
@@ -128,10 +128,10 @@ def _key_uses(values: Mapping[str, Any], engine: Engine) -> Iterator[KeyUse]:
         yield KeyUse(key=key, value=value, is_used=is_used, note=note)
 
 
-def _key_problems(values: Mapping[str, Any], engine: Engine) -> Iterator[str]:
-    """Keys that are missing, and keys that ask for something the engine does not read."""
+def _key_problems(values: Mapping[str, Any], engine: Engine, *, is_ours: bool) -> Iterator[str]:
+    """Keys that our exports always hold and this one lacks, and keys that ask for something the engine does not read."""
     found = flat(values)
-    for key in ENGINE_KEYS:
+    for key in ENGINE_KEYS if is_ours else ():
         if key not in found and key not in engine.ignored:
             note = engine.effects.get(key)
             yield f"key {key} is missing" + (f" ({note})" if note else "") + "; write it out"
