@@ -159,7 +159,7 @@ def _run_vllm(
     exported = _exported_folder(args)
     weights = (exported / "model.safetensors").stat()
     settings = {
-        **{key: getattr(args, key) for key in ("model", "tokens", "num_draft_tokens", "streams")},
+        **{key: getattr(args, key) for key in ("model", "tokens", "num_draft_tokens", "streams", "float32_logits")},
         "head": args.head.resolve().name,
         "head_bytes": weights.st_size,
         "head_digest": _digest(exported / "model.safetensors"),
@@ -201,6 +201,7 @@ def _ready(args: argparse.Namespace, checkpoint: Checkpoint) -> Ready:
     setups = Setups(args.root.resolve(), model=args.model, checkpoint=checkpoint, jobs=1)
     arm = Arm(name=ARM, peer="vllm", weights="bf16", plain=ARM)
     options = {"head": str(_exported_folder(args)), "num_draft_tokens": args.num_draft_tokens}
+    options["float32_logits"] = args.float32_logits
     return dataclasses.replace(setups.prepare(arm), driver=DRIVERS / "drive_vllm_eagle3.py", options=options)
 
 
@@ -265,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=128, help="most new tokens a prompt")
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="length of a chain")
     parser.add_argument("--streams", type=int, default=8, help="requests at a time")
+    parser.add_argument(
+        "--float32-logits", action="store_true", help="let vLLM's LM head run in float32: fewer ties, closer texts"
+    )
     parser.add_argument("--root", type=Path, default=cache_dir() / "peers", help="folder of the peers' environments")
     parser.add_argument("--work", type=Path, help="record of vLLM's answers (default: in --root)")
     parser.add_argument("--out", type=Path, default=RESULTS / "interop_vllm.json", help="result file")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.interop import vllm_eagle3 as script
 from benchmarks.interop.counting import Answer, Counts, count_own, count_whole, shared_lengths, worst_gap
 from benchmarks.peers.setups import DRIVERS, Ready
 
-from benchmarks.interop import vllm_eagle3 as script
 from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, save_head

@@ -1,4 +1,5 @@
-"""vLLM's engine on the CPU with an EAGLE-3 head. Options: ``head`` (an exported folder), ``num_draft_tokens``.
+"""vLLM's engine on the CPU with an EAGLE-3 head. Options: ``head`` (an exported folder), ``num_draft_tokens``,
+``float32_logits`` (the LM head runs in float32; by default this engine rounds logits to bfloat16, where ties are common).
 
 Each answer brings vLLM's own record of the request, step by step; each reply vLLM's counters since it started, as they are.
 """
@@ -27,6 +28,7 @@ def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         enforce_eager=True,
+        hf_overrides={"head_dtype": "float32"} if options["float32_logits"] else {},
         disable_log_stats=False,
         per_request_spec_decode_metrics="detailed",
         speculative_config={
