@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.drafters.eagle_head import UnrolledAttention
-from outrider.drafters.head_folder import LoadedHead, read_head
+from outrider.drafters.head_folder import HeadInfo, LoadedHead, read_head
 from outrider.errors import ConfigError, ModelNotFound, UnsupportedModel, VocabularyMismatch, WeightsError
 from outrider.export.folder import ENGINES, engine_named, export_head, import_head, read_exported
 from outrider.export.sglang import SGLANG
@@ -196,9 +196,7 @@ def test_heads_of_other_targets_are_refused_or_warned_of(
         export_head(make_head(target_vocab_size=41), checkpoint, VLLM, tmp_path / "out")
     with pytest.raises(UnsupportedModel, match="tap_layers holds 7"):
         export_head(make_head(tap_layers=(7,)), checkpoint, VLLM, tmp_path / "out")
-    other = LoadedHead(
-        head=make_head().head, info=INFO.__class__(target_name="b", target_fingerprint="0"), folder=tmp_path
-    )
+    other = LoadedHead(head=make_head().head, info=HeadInfo(target_name="b", target_fingerprint="0"), folder=tmp_path)
     with caplog.at_level(logging.WARNING):
         export_head(other, checkpoint, VLLM, tmp_path / "out")
     assert "the head was made for target b with fingerprint 0" in caplog.text
@@ -218,7 +216,7 @@ def test_folders_that_hold_something_else_are_left_alone(
     with pytest.raises(ConfigError, match="is a file"):
         export_head(head, checkpoint, VLLM, tmp_path / "file")
     exported = export_head(head, checkpoint, VLLM, tmp_path / "new")
-    export_head(head, checkpoint, SGLANG if head.head.config.tap_layers[-1] < 4 else VLLM, tmp_path / "new")
+    export_head(head, checkpoint, VLLM, tmp_path / "new")  # an earlier export is replaced
     with pytest.raises(ConfigError, match="holds something else than a head"):
         import_head(exported, tmp_path / "new")
     with pytest.raises(UnsupportedModel, match="head of Outrider's own already"):
@@ -266,7 +264,7 @@ def public_head(folder: Path, head: LoadedHead, **changes: Any) -> None:
 def test_public_heads_come_in_with_their_target_named(
     make_head: MakeHead, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    head = make_head(tap_layers=(1, 2, 3))
+    head = make_head(tap_layers=(1, 2))
     public_head(tmp_path / "public", head)
     with pytest.raises(ConfigError, match="give --target"):
         import_head(read_exported(tmp_path / "public"), tmp_path / "back")
@@ -274,9 +272,7 @@ def test_public_heads_come_in_with_their_target_named(
     assert back.head.config.tap_layers == (1, 2), "the authors' layers of a target with four"
     assert back.info.target_fingerprint == checkpoint.fingerprint
     wanted = head.head.state_dict()
-    assert all(
-        torch.equal(tensor, wanted[name]) for name, tensor in back.head.state_dict().items() if name != "fc.weight"
-    )
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in back.head.state_dict().items())
 
 
 @pytest.mark.parametrize("name, taps", [("vllm", (1, 2, 3)), ("sglang", (2, 3, 4))])

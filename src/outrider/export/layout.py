@@ -137,7 +137,8 @@ def config_of(values: Mapping[str, Any], engine: Engine, where: str, *, default_
             found[ours] = values[theirs]
         elif ours in _OPTIONAL:
             found[ours] = _OPTIONAL[ours]
-    found.setdefault("head_width", _head_width(found, where))
+    if "head_width" not in found:
+        found["head_width"] = _head_width(found, where)
     found.setdefault("target_hidden_size", found.get("hidden_size"))
     found.setdefault("norm_before_residual", False)
     found["tap_layers"] = _taps(values, engine, where) or list(default_taps)
