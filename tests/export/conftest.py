@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, LoadedHead, read_head, save_head
 from outrider.models.checkpoint import Checkpoint, MemoryTensors, expected_shapes
-from tests.drafters.heads import DRAFT_IDS, TARGET_CONFIG, head_config
+from tests.drafters.heads import DRAFT_IDS, TARGET_CONFIG, VOCAB, head_config
 
 MakeHead = Callable[..., LoadedHead]
 INFO = HeadInfo(
@@ -46,10 +46,17 @@ def checkpoint() -> Checkpoint:
 def make_head(tmp_path: Path) -> MakeHead:
     """``make_head(fc_norm=True)``: a random head with these options, written and read again."""
 
-    def make(*, dtype: torch.dtype = torch.float32, own_embedding: bool = False, **changes: Any) -> LoadedHead:
-        config: EagleConfig = head_config(**changes)
+    def make(
+        *,
+        dtype: torch.dtype = torch.float32,
+        own_embedding: bool = False,
+        whole_vocabulary: bool = False,
+        **changes: Any,
+    ) -> LoadedHead:
+        draft_ids = list(range(VOCAB)) if whole_vocabulary else DRAFT_IDS
+        config = replace(head_config(**changes), draft_vocab_size=len(draft_ids))
         head = EagleHead(config)
-        head.initialise(DRAFT_IDS if config.draft_vocab_size == len(DRAFT_IDS) else range(40), seed=3)
+        head.initialise(draft_ids, seed=3)
         generator = torch.Generator().manual_seed(4)
         with torch.no_grad():  # norms and biases that do something
             for name, parameter in head.named_parameters():

@@ -162,13 +162,15 @@ def load_head(folder: str | Path, target: HeadTarget) -> LoadedHead:
         WeightsError: a missing, renamed or misshapen tensor, an unknown or impossible key.
         UnsupportedModel, VocabularyMismatch: a head for a target of another width, depth or vocabulary.
     """
-    loaded = read_head(folder)
-    where = str(loaded.folder / _CONFIG)
-    check_target(loaded.head.config, target.spec, where)
-    if loaded.head.embedding is None:
-        loaded.head.attach_embedding(_target_embedding(target, loaded.head.config, where))
-    _warn_of_differences(loaded.info, target, where)
-    return loaded
+    folder = Path(folder).expanduser()
+    where = str(folder / _CONFIG)
+    config, info = _read_config(folder / _CONFIG)
+    check_target(config, target.spec, where)
+    head = _read_weights(folder / _WEIGHTS, config)
+    if head.embedding is None:
+        head.attach_embedding(_target_embedding(target, config, where))
+    _warn_of_differences(info, target, where)
+    return LoadedHead(head=head, info=info, folder=folder)
 
 
 def read_head(folder: str | Path) -> LoadedHead:
@@ -178,14 +180,7 @@ def read_head(folder: str | Path) -> LoadedHead:
         ModelNotFound, WeightsError, UnsupportedModel: as :func:`load_head`.
     """
     folder = Path(folder).expanduser()
-    path = folder / _CONFIG
-    if not path.is_file():
-        raise ModelNotFound(f"{folder} holds no {_CONFIG}; give the folder of a trained head")
-    values = read_json(path)
-    if values.get("kind") != KIND:
-        raise UnsupportedModel(f"{path}: kind is {str(values.get('kind'))[:40]!r}; allowed: {KIND}")
-    info = _read_info(values, str(path))
-    config = EagleConfig.from_json(_object(values, "head", str(path)), f"{path}: head")
+    config, info = _read_config(folder / _CONFIG)
     return LoadedHead(head=_read_weights(folder / _WEIGHTS, config), info=info, folder=folder)
 
 
@@ -240,6 +235,16 @@ def _object(values: Mapping[str, Any], name: str, where: str) -> Mapping[str, An
     if not isinstance(value, Mapping):
         raise WeightsError(f"{where}: {name} is {'missing' if value is None else repr(value)[:60]}; allowed: an object")
     return value
+
+
+def _read_config(path: Path) -> tuple[EagleConfig, HeadInfo]:
+    if not path.is_file():
+        raise ModelNotFound(f"{path.parent} holds no {_CONFIG}; give the folder of a trained head")
+    values = read_json(path)
+    if values.get("kind") != KIND:
+        raise UnsupportedModel(f"{path}: kind is {str(values.get('kind'))[:40]!r}; allowed: {KIND}")
+    info = _read_info(values, str(path))
+    return EagleConfig.from_json(_object(values, "head", str(path)), f"{path}: head"), info
 
 
 def _read_info(values: Mapping[str, Any], where: str) -> HeadInfo:

@@ -113,7 +113,7 @@ def check_exported(exported: Exported, *, num_target_layers: int | None = None) 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keys as ``ENGINE_KEYS`` writes them."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if key in ("eagle_config", OWN_KEY) and isinstance(value, Mapping):
             found |= {f"{key}.{inner}": each for inner, each in value.items()}
@@ -173,7 +173,7 @@ def _ids(tensors: Mapping[str, Tensor]) -> tuple[tuple[int, int], ...]:
 
 def _id_problems(tensors: Mapping[str, Tensor], ids: tuple[tuple[int, int], ...], config: EagleConfig) -> Iterator[str]:
     marked = tensors.get("t2d")
-    for (draft, target), following in zip(ids, (*ids[1:], None), strict=True):
+    for (draft, target), following in zip(ids, (*ids[1:], None), strict=False):
         if not 0 <= target < config.target_vocab_size:
             yield f"draft id {draft} is target id {target}; allowed: 0 to {config.target_vocab_size - 1}"
             return
