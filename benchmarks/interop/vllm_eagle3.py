@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     head = {"kind": "interop_vllm_eagle3", **describe_run("benchmarks.interop.vllm_eagle3", arguments)}
     raw = {"vllm": work.arms[ARM], "turns": [turn for _, turn in sorted(work.turns.items())], "log": _log(args)}
     write_json(args.out, {**head, "outrider": described, "check": checked, **result})
-    write_json(args.out.with_name(args.out.stem + "_raw.json"), raw)
+    write_json(args.out.with_name(args.out.stem + "_raw.json"), _without_root(raw, args))
     print_result(result)
     print(f"result: {args.out}")
     return 0 if result["agrees"] else 1
@@ -246,14 +247,19 @@ def _log_file(args: argparse.Namespace) -> Path:
 
 
 def _log(args: argparse.Namespace) -> list[str]:
-    """What vLLM itself said about heads and speculation, without paths."""
+    """What vLLM itself said about heads and speculation."""
     if not _log_file(args).is_file():
         return []
     lines = _log_file(args).read_text(encoding="utf-8", errors="replace").splitlines()
     words = ("eagle", "speculat", "specdecoding", "draft", "aux")
-    wanted = [line for line in lines if any(word in line.lower() for word in words)]
-    root = str(args.root.resolve())
-    return [line.replace(root, "ROOT") for line in wanted]
+    return [line for line in lines if any(word in line.lower() for word in words)]
+
+
+def _without_root(value: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The same without this machine's paths, so that it may be published."""
+    text = json.dumps(value, ensure_ascii=False)
+    found: dict[str, Any] = json.loads(text.replace(json.dumps(str(args.root.resolve()))[1:-1], "ROOT"))
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
