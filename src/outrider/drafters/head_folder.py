@@ -29,14 +29,39 @@ from outrider.models.llama_weights import WeightSource
 from outrider.models.reading import parsing, read_json
 from outrider.models.tokenizer import Tokenizer
 
-__all__ = ["HeadInfo", "HeadTarget", "LoadedHead", "is_head_folder", "load_head", "save_head"]
+__all__ = [
+    "EMBEDDING",
+    "HeadInfo",
+    "HeadTarget",
+    "LoadedHead",
+    "TargetShape",
+    "check_head",
+    "check_target",
+    "is_head_folder",
+    "load_head",
+    "read_head",
+    "save_head",
+]
 
 KIND = "eagle3"
 _CONFIG, _WEIGHTS, _README = "config.json", "model.safetensors", "README.md"
-_EMBEDDING = "embed_tokens.weight"
+EMBEDDING = "embed_tokens.weight"
 _SHAPE_KEY = "eagle3"
 
 logger = logging.getLogger(__name__)
+
+
+class TargetShape(Protocol):
+    """What decides whether a head fits a target at all."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
 
 
 class HeadTarget(Protocol):
@@ -83,7 +108,7 @@ class HeadInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedHead:
-    """A head as read, with the target's embedding attached, in the precision of its file."""
+    """A head as read, in the precision of its file. :func:`load_head` attaches the target's embedding if it has none."""
 
     head: EagleHead
     info: HeadInfo
@@ -114,7 +139,7 @@ def save_head(
     tensors = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items()}
     if with_embedding:
         assert head.embedding is not None
-        tensors[_EMBEDDING] = _stored(head.embedding, dtype)
+        tensors[EMBEDDING] = _stored(head.embedding, dtype)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values()), "a head that is not ready to be saved"
     config = {"kind": KIND, "version": 1, "head": head.config.to_json(), **asdict(info)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,23 +163,28 @@ def load_head(folder: str | Path, target: HeadTarget) -> LoadedHead:
         UnsupportedModel, VocabularyMismatch: a head for a target of another width, depth or vocabulary.
     """
     folder = Path(folder).expanduser()
-    path = folder / _CONFIG
-    if not path.is_file():
-        raise ModelNotFound(f"{folder} holds no {_CONFIG}; give the folder of a trained head")
-    values = read_json(path)
-    if values.get("kind") != KIND:
-        raise UnsupportedModel(f"{path}: kind is {str(values.get('kind'))[:40]!r}; allowed: {KIND}")
-    info = _read_info(values, str(path))
-    config = EagleConfig.from_json(_object(values, "head", str(path)), f"{path}: head")
-    check_target(config, target.spec, str(path))
+    where = str(folder / _CONFIG)
+    config, info = _read_config(folder / _CONFIG)
+    check_target(config, target.spec, where)
     head = _read_weights(folder / _WEIGHTS, config)
     if head.embedding is None:
-        head.attach_embedding(_target_embedding(target, config, str(path)))
-    _warn_of_differences(info, target, str(path))
+        head.attach_embedding(_target_embedding(target, config, where))
+    _warn_of_differences(info, target, where)
     return LoadedHead(head=head, info=info, folder=folder)
 
 
-def check_target(config: EagleConfig, spec: TargetSpec, where: str) -> None:
+def read_head(folder: str | Path) -> LoadedHead:
+    """Read a head without its target: its embedding is ``None`` unless it brings one of its own.
+
+    Raises:
+        ModelNotFound, WeightsError, UnsupportedModel: as :func:`load_head`.
+    """
+    folder = Path(folder).expanduser()
+    config, info = _read_config(folder / _CONFIG)
+    return LoadedHead(head=_read_weights(folder / _WEIGHTS, config), info=info, folder=folder)
+
+
+def check_target(config: EagleConfig, spec: TargetShape, where: str) -> None:
     """Make sure that a head of this shape can read this target's taps and speak its tokens.
 
     Raises:
@@ -195,6 +225,16 @@ def _object(values: Mapping[str, Any], name: str, where: str) -> Mapping[str, An
     return value
 
 
+def _read_config(path: Path) -> tuple[EagleConfig, HeadInfo]:
+    if not path.is_file():
+        raise ModelNotFound(f"{path.parent} holds no {_CONFIG}; give the folder of a trained head")
+    values = read_json(path)
+    if values.get("kind") != KIND:
+        raise UnsupportedModel(f"{path}: kind is {str(values.get('kind'))[:40]!r}; allowed: {KIND}")
+    info = _read_info(values, str(path))
+    return EagleConfig.from_json(_object(values, "head", str(path)), f"{path}: head"), info
+
+
 def _read_info(values: Mapping[str, Any], where: str) -> HeadInfo:
     known = [each.name for each in fields(HeadInfo)]
     allowed = ["kind", "version", "head", *known]
@@ -222,16 +262,28 @@ def _read_weights(path: Path, config: EagleConfig) -> EagleHead:
         names, metadata = list(file.keys()), file.metadata() or {}
         _check_belongs(metadata, config, path)
         tensors = {name: file.get_tensor(name) for name in names}
-    embedding = tensors.pop(_EMBEDDING, None)
+    return check_head(tensors, config, path)
+
+
+def check_head(tensors: Mapping[str, Tensor], config: EagleConfig, path: Path) -> EagleHead:
+    """The head that these tensors make; an embedding among them is attached.
+
+    Args:
+        tensors: by their names in the state dict. config: the shape that they must have. path: of the file, for errors.
+
+    Raises:
+        WeightsError: a missing, unknown or misshapen tensor, or ids that make no draft vocabulary.
+    """
+    own = {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}
     with torch.device("meta"):
         head = EagleHead(config)
-    _check_tensors(tensors, head.state_dict(), path)
-    head.load_state_dict(tensors, assign=True)
+    _check_tensors(own, head.state_dict(), path)
+    head.load_state_dict(own, assign=True)
     _check_vocabulary(head, path)
-    if embedding is not None:
+    if EMBEDDING in tensors:
         expected = (config.target_vocab_size, config.hidden_size)
-        _check_shape(_EMBEDDING, embedding, torch.empty(expected, device="meta"), path)
-        head.attach_embedding(embedding)
+        _check_shape(EMBEDDING, tensors[EMBEDDING], torch.empty(expected, device="meta"), path)
+        head.attach_embedding(tensors[EMBEDDING])
     return head.requires_grad_(False)
 
 
@@ -290,7 +342,7 @@ def _target_embedding(target: HeadTarget, config: EagleConfig, where: str) -> Te
     if config.hidden_size != target.spec.hidden_size:
         raise WeightsError(
             f"{where}: hidden_size is {config.hidden_size} and target {target.spec.name}'s {target.spec.hidden_size}; "
-            f"such a head needs an embedding of its own, tensor {_EMBEDDING} in {_WEIGHTS}"
+            f"such a head needs an embedding of its own, tensor {EMBEDDING} in {_WEIGHTS}"
         )
     return target.checkpoint.tensor("model.embed_tokens.weight")
 

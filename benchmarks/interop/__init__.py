@@ -1,0 +1,1 @@
+"""Exported heads in the engines that they were exported for."""
