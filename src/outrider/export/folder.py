@@ -33,9 +33,9 @@ from outrider.export.engines import OWN_KEY, Engine
 from outrider.export.layout import config_of, expected_shapes, layout_of, tensors_of
 from outrider.export.sglang import SGLANG
 from outrider.export.vllm import VLLM
+from outrider.files import replace_file, write_json
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.reading import parsing, read_json
-from outrider.files import replace_file, write_json
 
 __all__ = ["ENGINES", "Exported", "TargetFacts", "engine_named", "export_head", "import_head", "read_exported"]
 
