@@ -47,7 +47,7 @@ class NativeScratch:
         walk = entries.walk(runs[-1:], levels=len(drafts), width=1)
         for draft in drafts:
             walk.step([[draft]], [[0]])
-        return walk.logits()[0]
+        return walk.logits()[0].clone()
 
 
 Head = EagleHead | NativeScratch

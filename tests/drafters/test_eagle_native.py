@@ -18,6 +18,7 @@ from outrider.drafters.eagle_native import NativeEntries
 from outrider.drafters.eagle_native_head import NativeHead
 from outrider.drafters.eagle_reader import DraftWalk, EntryRun
 from outrider.drafters.tree import TreeShape
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.native import NativeTarget
 from outrider.native.library import KERNELS, Context, is_available, open_context
@@ -142,7 +143,7 @@ def test_a_row_does_not_depend_on_its_company(context: Context, precision: Preci
         nodes = [tree[level] for tree in trees]
         walk.step([[t for t, _ in each] for each in nodes], [[p for _, p in each] for each in nodes])
     alone = NativeScratch(head, native)
-    rows = iter(walk.logits())
+    rows = iter(walk.logits().clone())
     for (taps_RD, tokens), tree in zip(texts, trees, strict=True):
         for path in paths_to(tree):
             assert torch.equal(next(rows), alone.logits(taps_RD, [0, *tokens, *path], 0))
@@ -225,12 +226,14 @@ def test_past_the_window_the_older_half_is_forgotten(target: NativeTarget) -> No
     assert drafter.num_checked > 20
 
 
-def test_memory_is_given_back(target: NativeTarget) -> None:
+def test_memory_is_given_back_and_the_path_recorded(target: NativeTarget) -> None:
     drafter = checked(target, tiny_head())
     decode(target, drafter, PROMPTS, SamplingParams(max_tokens=8))
     entries = drafter._reader._entries
     assert isinstance(entries, NativeEntries) and entries._cache.num_bytes() == 0 and not drafter._reader._texts
-    assert drafter.path == f"native-{target.context.kernels} {target.placement.precision}"
+    engine = Engine(target, drafter=drafter)
+    path = f"native-{target.context.kernels} {target.placement.precision}"
+    assert engine.settings(SamplingParams())["drafter_path"] == drafter.path == path
 
 
 def test_other_precisions_are_refused_by_name(target: NativeTarget) -> None:

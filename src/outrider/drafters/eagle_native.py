@@ -6,6 +6,7 @@ beside it. Nodes of a walk are cached behind their sequence's entries, as a targ
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -64,7 +65,9 @@ class NativeEntries:
             self._cache.advance(run.row, size)
             start += size
         rows = HeadRows(
-            start_RD=self._head.prepared_taps(torch.cat([run.taps_RD for run in runs])),
+            start_RD=self._head.prepared_taps(
+                runs[0].taps_RD if len(runs) == 1 else torch.cat([run.taps_RD for run in runs])
+            ),
             is_taps=True,
             tokens=[token for run in runs for token in run.tokens],
             positions=[place for run in runs for place in range(run.position, run.position + len(run.tokens))],
@@ -129,18 +132,18 @@ class NativeWalk:
         self._sizes = [len(nodes) for nodes in tokens]
         going = [index for index, size in enumerate(self._sizes) if size]
         segments = (CSegment * len(going))()
-        alive = []
+        alive: list[ctypes.Array[ctypes.c_int32]] = []  # the segments point into these
         start = 0
         for segment, index in zip(segments, going, strict=True):
             branches = self._branches[index]
             branches.step(parents[index])
-            alive.append(torch.tensor(branches.parents, dtype=torch.int32))
+            alive.append((ctypes.c_int32 * len(branches.parents))(*branches.parents))
             segment.cache, segment.capacity = self._cache.address(branches.row)
             segment.base, segment.start, segment.num_rows = branches.base, start, self._sizes[index]
-            segment.parents, segment.num_cached_nodes = alive[-1].data_ptr(), branches.num_cached
+            segment.parents, segment.num_cached_nodes = ctypes.addressof(alive[-1]), branches.num_cached
             start += self._sizes[index]
         rows = HeadRows(
-            start_RD=self._head.feedback(self._outputs_RD[torch.tensor(origins)]),
+            start_RD=self._head.feedback(self._outputs_of(origins)),
             is_taps=False,
             tokens=[token for nodes in tokens for token in nodes],
             positions=positions,
@@ -149,3 +152,8 @@ class NativeWalk:
         )
         self._ranked = self._head.run(rows, num_top=self._width)
         self._outputs_RD = self._ranked.outputs_RD
+
+    def _outputs_of(self, rows: Sequence[int]) -> Tensor:
+        if rows == list(range(len(self._outputs_RD))):
+            return self._outputs_RD
+        return self._outputs_RD[torch.tensor(rows)]

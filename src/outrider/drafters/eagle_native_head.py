@@ -65,7 +65,7 @@ class Ranked:
 
     Attributes:
         outputs_RD: float32, of all rows, before the final norm.
-        logits_RU: float32, of the rows that were ranked.
+        logits_RU: float32, of the rows that were ranked; the head's next pass overwrites them.
         ids_RK, logprobs_RK: their likeliest draft ids, best first, of equals the lowest, and log-probabilities.
     """
 
@@ -103,6 +103,10 @@ class NativeHead:
         self._fuse_bias = None if head.fc.bias is None else padded_norm(head.fc.bias.detach())
         self._described = (CLayer * len(self._layers))(*(layer.describe() for layer in self._layers))
         self._rotary = RotaryTable(head.config)
+        self._rotations = self._rotary.upto(1)
+        self._num_positions = len(self._rotations[0])
+        self._model = self._describe(*self._rotations)
+        self._logits_RU = torch.empty(0, head.config.draft_vocab_size)
 
     def _pack(self, head: EagleHead) -> None:
         is_int8 = self.precision == "int8"
@@ -131,7 +135,8 @@ class NativeHead:
             split_RAD = taps_RD.view(len(taps_RD), *self._tap_norms_AD.shape)
             normed_RAD = F.rms_norm(split_RAD, split_RAD.shape[2:], eps=self.config.norm_eps) * self._tap_norms_AD
             taps_RD = normed_RAD.flatten(1)
-        return F.pad(taps_RD, (0, -taps_RD.shape[1] % 64)).contiguous()
+        missing = -taps_RD.shape[1] % 64
+        return (F.pad(taps_RD, (0, missing)) if missing else taps_RD).contiguous()
 
     def feedback(self, outputs_RD: Tensor) -> Tensor:
         """What the next entries' stream starts from."""
@@ -142,22 +147,20 @@ class NativeHead:
     def run(self, rows: HeadRows, *, num_top: int) -> Ranked:
         """Run the layers, write the rows' keys and values, and rank the tokens behind the rows asked for."""
         config, num_rows, num_ranked = self.config, len(rows.tokens), len(rows.logit_rows)
-        outputs_RD = torch.empty(num_rows, config.hidden_size)
-        logits_RU = torch.empty(num_ranked, config.draft_vocab_size)
         num_top = min(num_top, config.draft_vocab_size)
-        ids_RK = torch.empty(num_ranked, num_top, dtype=torch.int64)
-        logprobs_RK = torch.empty(num_ranked, num_top)
-        tokens_R, positions_R = torch.tensor(rows.tokens), torch.tensor(rows.positions)
-        logit_rows = torch.tensor(rows.logit_rows, dtype=torch.int32)
-        last_layer = ctypes.c_int32(config.num_layers)
+        outputs_RD = torch.empty(num_rows, config.hidden_size)
+        logits_RU = self._room_for_logits(num_ranked)
+        ids_RK, logprobs_RK = torch.empty(num_ranked, num_top, dtype=torch.int64), torch.empty(num_ranked, num_top)
+        tokens, positions = (ctypes.c_int64 * num_rows)(*rows.tokens), (ctypes.c_int64 * num_rows)(*rows.positions)
+        logit_rows, last_layer = (ctypes.c_int32 * num_ranked)(*rows.logit_rows), ctypes.c_int32(config.num_layers)
         call = CPass(
             num_rows=num_rows,
             num_segments=len(rows.segments),
-            tokens=tokens_R.data_ptr(),
-            positions=positions_R.data_ptr(),
+            tokens=ctypes.addressof(tokens),
+            positions=ctypes.addressof(positions),
             segments=ctypes.addressof(rows.segments),
             num_logit_rows=num_ranked,
-            logit_rows=logit_rows.data_ptr(),
+            logit_rows=ctypes.addressof(logit_rows),
             logits=logits_RU.data_ptr(),
             num_taps=1,
             tap_layers=ctypes.addressof(last_layer),
@@ -168,12 +171,24 @@ class NativeHead:
             top_ids=ids_RK.data_ptr(),
             top_logprobs=logprobs_RK.data_ptr(),
         )
-        self._context.run(self._describe(max(rows.positions) + 1), call)
+        self._context.run(self._model_for(max(rows.positions) + 1), call)
         return Ranked(outputs_RD=outputs_RD, logits_RU=logits_RU, ids_RK=ids_RK, logprobs_RK=logprobs_RK)
 
-    def _describe(self, num_positions: int) -> CModel:
+    def _room_for_logits(self, num_rows: int) -> Tensor:
+        """Memory that every pass fills anew: fresh pages would cost more than ranking does."""
+        if len(self._logits_RU) < num_rows:
+            self._logits_RU = torch.empty(num_rows, self.config.draft_vocab_size)
+        return self._logits_RU[:num_rows]
+
+    def _model_for(self, num_positions: int) -> CModel:
+        if num_positions > self._num_positions:
+            self._rotations = self._rotary.upto(num_positions)
+            self._num_positions = len(self._rotations[0])
+            self._model = self._describe(*self._rotations)
+        return self._model
+
+    def _describe(self, cosines: Tensor, sines: Tensor) -> CModel:
         config = self.config
-        cosines, sines = self._rotary.upto(num_positions)
         return CModel(
             num_layers=config.num_layers,
             hidden=config.hidden_size,

@@ -58,7 +58,7 @@ class DraftWalk(Protocol):
         ...
 
     def logits(self) -> Tensor:
-        """Behind each row, float32 ``[R, U]``."""
+        """Behind each row, float32 ``[R, U]``; the next step may overwrite them."""
         ...
 
     def best(self) -> tuple[list[list[int]], list[list[float]]]:
