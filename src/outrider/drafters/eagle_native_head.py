@@ -210,14 +210,18 @@ class NativeHead:
             norm_inputs=config.norm_before_residual,
             fuse=self._fuse.describe(),
             fuse_bias=None if self._fuse_bias is None else self._fuse_bias.data_ptr(),
+            split_rows=True,
         )
 
 
 def _matrices(layer: EagleLayer, head: EagleHead) -> list[tuple[Tensor, int]]:
     """Query/key/value, output, gate/up and down as they are packed, with what their outputs are padded to."""
     config, attention, mlp = head.config, layer.self_attn, layer.mlp
-    heads = [_halves(proj.weight.detach(), config.hidden_size) for proj in (attention.q_proj, attention.k_proj)]
-    qkv = fuse_heads(*heads, _halves(attention.v_proj.weight.detach(), config.hidden_size), config=config)
+    query, key, value = (
+        _halves(proj.weight.detach(), config.hidden_size)
+        for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    qkv = fuse_heads(query, key, value, config=config)
     out = spread_heads(attention.o_proj.weight.detach(), config)
     gate_up = interleave(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())
     return [(qkv, 32), (out, _STREAM), (gate_up, 32), (mlp.down_proj.weight.detach(), _STREAM)]
@@ -225,7 +229,7 @@ def _matrices(layer: EagleLayer, head: EagleHead) -> list[tuple[Tensor, int]]:
 
 def _halves(weight: Tensor, width: int) -> Tensor:
     """Inputs in pieces of the stream's width, each padded."""
-    return torch.cat([F.pad(piece, (0, -width % _STREAM)) for piece in weight.split(width, dim=1)], dim=1)
+    return torch.cat([F.pad(piece, (0, -width % _STREAM)) for piece in torch.split(weight, width, dim=1)], dim=1)
 
 
 def _native_layer(layer: EagleLayer, placed: Sequence[PackedMatrix]) -> NativeLayer:
@@ -247,7 +251,7 @@ def _tap_norms(head: EagleHead) -> Tensor | None:
         return head.input_norm.weight.detach().float().unsqueeze(0)
     if head.fc_norm is None:
         return None
-    return torch.stack([norm.weight.detach().float() for norm in head.fc_norm])  # type: ignore[misc]
+    return torch.stack([norm.detach().float() for norm in head.fc_norm.parameters()])
 
 
 def _num_bytes(matrix: tuple[Tensor, int], *, is_int8: bool) -> int:

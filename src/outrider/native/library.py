@@ -101,6 +101,7 @@ class CModel(Structure):
         ("norm_inputs", c_int32),
         ("fuse", CMatrix),
         ("fuse_bias", c_void_p),
+        ("split_rows", c_int32),
     ]
 
 

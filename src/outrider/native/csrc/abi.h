@@ -59,6 +59,7 @@ struct OutriderModel {
     int32_t norm_inputs;  // the stream starts as the first layer's norm of what the pass brings
     OutriderMatrix fuse;  // makes the stream of a pass's `inputs`, if that pass says so
     const float* fuse_bias;  // padded like a norm, or null
+    int32_t split_rows;      // rows of all int8 products are split, as those of the gated product always are
 };
 
 // The rows that one sequence brings to a pass. `cache` holds [layer][kv head][keys, values] of `capacity` positions.

@@ -155,9 +155,12 @@ void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_ro
     turn.wait(after, AHEAD_WAITING);
 }
 
+bool is_split(const OutriderModel& model, const OutriderMatrix& m) { return model.split_rows && m.format == FORMAT_INT8; }
+
 Operand normed(const Turn& turn, const float* weight, const OutriderMatrix& m) {
     const OutriderModel& model = *turn.w.model;
-    return prepare(turn, Layout(m, turn.w.pass->num_rows, model.hidden_padded), [&](int row) -> const float* {
+    const Layout layout(m, turn.w.pass->num_rows, model.hidden_padded, is_split(model, m));
+    return prepare(turn, layout, [&](int row) -> const float* {
         const float* x = turn.w.x + (int64_t)row * model.hidden_padded;
         norm_row(x, weight, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
         return turn.space.row;
@@ -176,7 +179,8 @@ void embed(const OutriderModel& model, int64_t token, float* x) {
 Operand normed_pair(const Turn& turn, const OutriderLayer& layer) {
     const OutriderModel& model = *turn.w.model;
     const int padded = model.hidden_padded;
-    return prepare(turn, Layout(layer.qkv, turn.w.pass->num_rows, 2 * padded), [&](int row) -> const float* {
+    const Layout layout(layer.qkv, turn.w.pass->num_rows, 2 * padded, is_split(model, layer.qkv));
+    return prepare(turn, layout, [&](int row) -> const float* {
         const float* x = turn.w.x + (int64_t)row * padded;
         float *embedded = turn.space.row, *normed = turn.space.row + padded;
         embed(model, turn.w.pass->tokens[row], embedded);
@@ -334,7 +338,8 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     attend(turn, layer);
     turn.wait(next_share(turn, qkv), AHEAD_WAITING);
     watch.charge(PHASE_ATTENTION);
-    a = prepare(turn, Layout(weights.out, num_rows, w.attended), [&](int row) -> const float* {
+    const Layout attended(weights.out, num_rows, w.attended, is_split(*w.model, weights.out));
+    a = prepare(turn, attended, [&](int row) -> const float* {
         join_row(w, row, turn.space.state, turn.space.row);
         return turn.space.row;
     });
@@ -388,7 +393,8 @@ void run_head(const Turn& turn) {
         turn.space.best_id[row] = model.vocab_size - 1;
     }
     // The stream of a 4-bit model is not rotated, and its outliers cost the head too much accuracy in one int8 row.
-    const Layout layout(model.head, num_rows, model.hidden_padded, model.format == FORMAT_INT4);
+    const bool split = model.format == FORMAT_INT4 || is_split(model, model.head);
+    const Layout layout(model.head, num_rows, model.hidden_padded, split);
     const Operand a = prepare(turn, layout, [&](int row) -> const float* {
         const float* x = w.x + (int64_t)pass.logit_rows[row] * model.hidden_padded;
         norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);

@@ -74,6 +74,7 @@ class RandomModel {
             model.norm_inputs = shape.format == FORMAT_INT8;
             model.fuse = matrix(hidden / 32, 192, false);
             model.fuse_bias = norm(shape.hidden, hidden);
+            model.split_rows = shape.start == FUSED;
         }
         start = shape.start;
         capacity = padded_to(positions, CHUNK);
