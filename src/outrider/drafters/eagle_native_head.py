@@ -3,7 +3,8 @@
 The head is a small Llama: the native pass that runs the target runs it too, with three differences that
 ``native/csrc/abi.h`` describes. Its stream starts from given rows (earlier outputs, or taps that the fusing matrix makes
 features of), the first layer reads the embedded token beside the stream, and the LM head ranks what it computes. Products
-are bfloat16 or int8 as asked, except that taps, whose outliers no int8 row stands, are always fused in bfloat16.
+are bfloat16 or int8 as asked, except that taps, whose outliers no int8 row stands, are always fused in bfloat16. Rows of
+int8 products are split in two (``rows.h``): the stream of a head is not rotated, and few rows cost no more twice.
 """
 
 from __future__ import annotations
