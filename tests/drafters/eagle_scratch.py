@@ -1,4 +1,7 @@
-"""Drafts of a head computed from scratch: no cache, no batch, one text at a time, by the module that is trained."""
+"""Drafts of a head computed from scratch: no cache, no batch, one text at a time.
+
+By the module that is trained, or by the native pass with one row at a time in an empty cache.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.choice import needs_noise
+from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead, UnrolledAttention
+from outrider.drafters.eagle_native import NativeEntries
+from outrider.drafters.eagle_native_head import NativeHead
+from outrider.drafters.eagle_reader import EntryRun
 from outrider.drafters.tree import TreeShape
 from outrider.models.base import PackedRows, Target
 from outrider.rng import Purpose, gumbel_BV, noise_key
@@ -18,7 +25,35 @@ from outrider.sampling.warp import warp_logits
 from outrider.types import DraftMode
 
 
-def taps_of(target: Target, head: EagleHead, tokens: Sequence[int]) -> Tensor:
+class NativeScratch:
+    """A head that the scratch functions run natively."""
+
+    def __init__(self, head: EagleHead, native: NativeHead) -> None:
+        self.config: EagleConfig = head.config
+        self.target_ids = head.target_ids
+        self._native = native
+
+    def logits(self, taps_RD: Tensor, text: Sequence[int], first: int) -> Tensor:
+        """Behind ``text``, whose positions ``first`` and on have these taps; the rest are drafts."""
+        entries = NativeEntries(self._native)
+        row, last = entries.take_row(), first + len(taps_RD) - 1
+        runs = [
+            EntryRun(row=row, count=index, position=first + index, tokens=[text[first + index + 1]], taps_RD=tap_RD)
+            for index, tap_RD in enumerate(taps_RD.split(1))
+        ]
+        for run in runs[:-1]:
+            entries.extend([run])
+        drafts = text[last + 2 :]
+        walk = entries.walk(runs[-1:], levels=len(drafts), width=1)
+        for draft in drafts:
+            walk.step([[draft]], [[0]])
+        return walk.logits()[0].clone()
+
+
+Head = EagleHead | NativeScratch
+
+
+def taps_of(target: Target, head: Head, tokens: Sequence[int]) -> Tensor:
     """Taps of every token, read into an empty cache, ``[R, A * D]``."""
     cache = target.new_cache()
     slot = cache.allocate(len(tokens))
@@ -27,10 +62,12 @@ def taps_of(target: Target, head: EagleHead, tokens: Sequence[int]) -> Tensor:
     return torch.cat([taps[layer] for layer in head.config.tap_layers], dim=-1)
 
 
-def draft_logits(target: Target, head: EagleHead, tokens: Sequence[int], drafts: Sequence[int], first: int) -> Tensor:
+def draft_logits(target: Target, head: Head, tokens: Sequence[int], drafts: Sequence[int], first: int) -> Tensor:
     """Draft logits ``[U]`` behind committed tokens and drafts, made from the taps of positions ``first`` and on."""
-    hidden = head.fuse(taps_of(target, head, tokens[:-1]))[first:]
-    text = [*tokens, *drafts]
+    taps_RD, text = taps_of(target, head, tokens[:-1]), [*tokens, *drafts]
+    if isinstance(head, NativeScratch):
+        return head.logits(taps_RD[first:], text, first)
+    hidden = head.fuse(taps_RD)[first:]
     for count in range(len(tokens) - 1, len(text)):
         size = count - first
         attend = UnrolledAttention(torch.ones(1, size, size).tril().bool())
@@ -41,7 +78,7 @@ def draft_logits(target: Target, head: EagleHead, tokens: Sequence[int], drafts:
 
 
 def law_behind(
-    target: Target, head: EagleHead, request: DraftRequest, drafts: Sequence[int], first: int
+    target: Target, head: Head, request: DraftRequest, drafts: Sequence[int], first: int
 ) -> tuple[Tensor, Tensor]:
     """Scores over the target's vocabulary that choose the next draft token, and the law itself."""
     position = len(request.tokens) + len(drafts)
@@ -59,7 +96,7 @@ def law_behind(
 
 
 def scratch_chain(
-    target: Target, head: EagleHead, request: DraftRequest, first: int, *, min_prob: float = 0.0
+    target: Target, head: Head, request: DraftRequest, first: int, *, min_prob: float = 0.0
 ) -> tuple[list[int], list[Tensor]]:
     """The chain and the laws that its tokens have."""
     chain: list[int] = []
@@ -79,7 +116,7 @@ def scratch_chain(
 
 def scratch_tree(
     target: Target,
-    head: EagleHead,
+    head: Head,
     request: DraftRequest,
     first: int,
     *,

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from outrider.device import Placement
+from outrider.device import Placement, Precision
 from outrider.drafters.build import make_drafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_folder import save_head
@@ -24,9 +24,11 @@ from outrider.drafters.vocab import check_vocabulary
 from outrider.errors import ConfigError, DataError, ModelNotFound, VocabularyMismatch
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
+from outrider.models.native import NativeTarget
 from outrider.models.tokenizer import Tokenizer
+from outrider.native.library import is_available
 
-from .heads import tiny_head, tiny_info, tiny_target
+from .heads import TARGET_CONFIG, tiny_head, tiny_info, tiny_target
 from .helpers import wish
 
 CONFIG = LlamaConfig(
@@ -238,6 +240,36 @@ def test_a_folder_with_a_head_is_a_head(head_folder: Path) -> None:
     assert isinstance(patient, EagleDrafter) and patient.tree is None
 
 
+def native_target(precision: Precision) -> NativeTarget:
+    if not is_available("portable"):
+        pytest.skip("the native library cannot be built here")
+    return NativeTarget.random(TARGET_CONFIG, Placement(device=torch.device("cpu"), precision=precision), seed=5)
+
+
+def test_the_precision_of_a_head(head_folder: Path) -> None:
+    """int8 natively beside an int8 target, else bfloat16; the path says which."""
+    cases: list[tuple[Precision, str, str]] = [
+        ("int8", "", "native-{} int8"),
+        ("bfloat16", "", "native-{} bfloat16"),
+        ("int4", "", "native-{} bfloat16"),
+        ("int8", ":dtype=bfloat16,depth=3", "native-{} bfloat16"),
+        ("bfloat16", ":dtype=int8", "native-{} int8"),
+        ("int8", ":dtype=float32", "pytorch float32"),
+    ]
+    for precision, spec, expected in cases:
+        target = native_target(precision)
+        drafter = make_drafter(f"{head_folder}{spec}", target)
+        assert isinstance(drafter, EagleDrafter) and drafter.path == expected.format(target.context.kernels)
+    drafter = make_drafter(str(head_folder), tiny_target())
+    assert isinstance(drafter, EagleDrafter) and drafter.path == "pytorch float32"
+    with pytest.raises(
+        ConfigError, match=r"int4 is not possible for the head .*; allowed: auto, float32, bfloat16, int8"
+    ):
+        make_drafter(f"{head_folder}:dtype=int4", native_target("int8"))
+    with pytest.raises(ConfigError, match="dtype 'int9' is unknown"):
+        make_drafter(f"{head_folder}:dtype=int9", native_target("int8"))
+
+
 def test_merged_takes_a_head(head_folder: Path) -> None:
     target = tiny_target()
     plain = make_drafter(f"merged:{head_folder}", target)
@@ -256,7 +288,7 @@ def test_wrong_uses_of_heads_are_refused(head_folder: Path, tmp_path: Path) -> N
         make_drafter(f"{head_folder}:widht=2", target)
     with pytest.raises(ConfigError, match=r"min_prob 2\.0 is not possible"):
         make_drafter(f"{head_folder}:min_prob=2", target)
-    with pytest.raises(ConfigError, match="int8 is not possible for the head"):
+    with pytest.raises(ConfigError, match=r"int8 is not possible for the head .* beside a target that is not native"):
         make_drafter(str(head_folder), target, dtype="int8")
     with pytest.raises(VocabularyMismatch, match="has 16 tokens"):
         make_drafter(str(head_folder), model())

@@ -14,15 +14,17 @@ from outrider.device import Placement
 from outrider.drafters.base import DraftRequest, TapDrafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle_head import EagleHead
+from outrider.drafters.eagle_walk import TorchEntries
 from outrider.drafters.tree import TreeShape
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.models.base import LoadedTarget
 from outrider.models.llama import LlamaTarget
 from outrider.sampling.params import SamplingParams
 from outrider.types import NO_DRAFT, DraftMode, Proposal
 
-from .eagle_scratch import scratch_chain, scratch_tree, taps_of
+from .eagle_scratch import NativeScratch, scratch_chain, scratch_tree, taps_of
 from .heads import CPU, VOCAB, tiny_head, tiny_target
 from .helpers import wish
 from .test_eagle_head import OPTIONS
@@ -52,9 +54,17 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
 class Checked(EagleDrafter):
     """Compares every proposal with a naive one."""
 
-    def __init__(self, target: LlamaTarget, head: EagleHead, **options: object) -> None:
-        super().__init__(head, FLOAT32, **options)  # type: ignore[arg-type]
-        self.target, self.head = target, head
+    def __init__(
+        self,
+        target: LoadedTarget,
+        head: EagleHead,
+        *,
+        placement: Placement = FLOAT32,
+        scratch: NativeScratch | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(head, placement, **options)  # type: ignore[arg-type]
+        self.target, self.head = target, scratch or head
         self.firsts: dict[int, int] = {}
         self.num_checked = 0
 
@@ -144,7 +154,7 @@ def test_every_option_drafts_as_it_was_trained(target: LlamaTarget, name: str, t
 
 
 def decode(
-    target: LlamaTarget,
+    target: LoadedTarget,
     drafter: EagleDrafter | None,
     prompts: list[list[int]],
     params: SamplingParams,
@@ -291,7 +301,9 @@ def test_confidence_does_not_look_at_the_drawn_token(target: LlamaTarget, head: 
 def test_memory_is_given_back(target: LlamaTarget, head: EagleHead) -> None:
     drafter = EagleDrafter(head, FLOAT32)
     decode(target, drafter, PROMPTS, SamplingParams(max_tokens=8))
-    assert drafter._reader._memory.slab.shape[2] == 0 and not drafter._reader._texts
+    entries = drafter._reader._entries
+    assert isinstance(entries, TorchEntries)
+    assert entries._memory.slab.shape[2] == 0 and not drafter._reader._texts
 
 
 def test_bfloat16_runs_the_packed_matrices(target: LlamaTarget, head: EagleHead) -> None:

@@ -275,14 +275,14 @@ DRAFTERS = (
     Mutant(
         name="features_beside_their_own_token",
         file="drafters/eagle_reader.py",
-        old="following += tokens[index][start + 1 : start + 1 + size]",
-        new="following += tokens[index][start : start + size]",
+        old="following = tokens[start + 1 : start + 1 + size]",
+        new="following = tokens[start : start + size]",
         tests=(f"{EAGLE}::test_drafts_in_the_engine_equal_those_from_scratch",),
         why="a feature stands beside the token that follows it",
     ),
     Mutant(
         name="entries_of_drafts_outlive_the_verdict",
-        file="drafters/eagle_reader.py",
+        file="drafters/eagle_walk.py",
         old="        slab[0][rows_R, :, self._slots_R] = keys\n",
         new="        late = slice(-1, None) if len(keys) < 5 else slice(None)\n"
         "        slab[0][rows_R[late], :, self._slots_R[late]] = keys[late]\n",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ResultFile"]
 
 # Settings that change how fast a result came, or only how it was spelled, but not what it is.
-_UNCOMPARED = ("threads", "engine", "drafter")
+_UNCOMPARED = ("threads", "engine", "drafter", "drafter_path")
 _UNCOMPARED_SAMPLING = ("bad_words_token_ids",)
 
 

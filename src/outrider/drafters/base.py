@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter", "TapDrafter"]
+__all__ = ["DraftRequest", "Drafter", "DrafterWithPath", "TapDrafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +88,14 @@ class TapDrafter(Protocol):
             taps_RD: one row a position: the taps behind one another in the order of ``taps``.
         """
         ...
+
+
+@runtime_checkable
+class DrafterWithPath(Protocol):
+    """A drafter whose own passes run on one of several paths; results say which.
+
+    Attributes:
+        path: which code, and the precision: ``native-amx int8``, ``pytorch bfloat16``.
+    """
+
+    path: str

@@ -10,13 +10,14 @@
 ``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
 ``random``          a small model that knows nothing: what a useless drafter costs
 folder of a head    an EAGLE-3 head trained for the target; chains, or trees if a tree option is given; options besides
-                    ``min_prob`` (drafts less likely to be kept are left out), ``window`` (positions looked back at)
+                    ``min_prob`` (drafts less likely to be kept are left out), ``window`` (positions looked back at),
+                    ``dtype`` (``bfloat16`` or ``int8`` beside a native target, else ``bfloat16`` or ``float32``)
 anything else       a model with the target's tokens: alias, folder, file or hub id
 ==================  ==================================================================================================
 
 Options follow a colon: ``ngram:max_match=4,min_match=2``. All models and heads take ``depth``, ``width`` and ``num_nodes``,
 any of which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``,
-``merged:heads/mine:num_nodes=9``; models also ``dtype``, the precision of the copy: ``self:dtype=int4``.
+``merged:heads/mine:num_nodes=9``; and ``dtype``, the precision of the copy or head: ``self:dtype=int4``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from outrider.models.base import LoadedTarget
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_target
+from outrider.models.native import NativeTarget
 
 __all__ = ["DRAFTERS", "make_drafter"]
 
@@ -52,7 +54,7 @@ DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random")
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
 _SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
 _TREE_OPTIONS = ("depth", "width", "num_nodes")
-_HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window")
+_HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window", "dtype")
 _WITH_ARGUMENT = ("slice", "merged")
 _RANDOM_WIDTH = 64
 
@@ -67,8 +69,8 @@ def make_drafter(
     Args:
         spec: see the table above.
         target: the model that is drafted for.
-        dtype: precision of a draft model, unless ``spec`` names one; ``auto`` is int8 for ``self``, the target's own for
-            others.
+        dtype: precision of a draft model or head, unless ``spec`` names one; ``auto`` is int8 for ``self`` and for heads of
+            native int8 targets, bfloat16 for other heads (float32 if the target is), the target's own for models.
         tree: shape of the trees that a draft model drafts; options in ``spec`` change single fields of it.
         offline: look for a draft model on this machine only.
 
@@ -163,9 +165,8 @@ def _make_head(
     spec: str, folder: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
 ) -> EagleDrafter:
     _refuse_unknown(spec, options, _HEAD_OPTIONS)
-    precision = _precision(dtype, "float32" if target.placement.precision == "float32" else "bfloat16")
-    if precision == "int8":
-        raise ConfigError(f"draft dtype int8 is not possible for the head {folder}; allowed: auto, float32, bfloat16")
+    native = target if isinstance(target, NativeTarget) else None
+    precision = _head_precision(folder, options.get("dtype", dtype), target.placement.precision, native is not None)
     loaded = load_head(folder, target)
     return EagleDrafter(
         loaded.head,
@@ -174,6 +175,22 @@ def _make_head(
         tree=tree,
         min_prob=_number(spec, options, "min_prob", float, 0.0),
         window=_number(spec, options, "window", int, loaded.head.config.max_positions),
+        context=None if native is None or precision == "float32" else native.context,
+    )
+
+
+def _head_precision(folder: str, dtype: str, of_target: Precision, is_native: bool) -> Precision:
+    """Beside a native target a head runs natively, unless float32 is asked for; int8 runs nowhere else."""
+    default: Precision = "bfloat16"
+    if of_target == "float32" or (of_target == "int8" and is_native):
+        default = of_target
+    precision = _precision(dtype, default)
+    allowed = ("float32", "bfloat16", "int8") if is_native else ("float32", "bfloat16")
+    if precision in allowed:
+        return precision
+    why = " beside a target that is not native" if precision == "int8" else ""
+    raise ConfigError(
+        f"draft dtype {precision} is not possible for the head {folder}{why}; allowed: auto, {', '.join(allowed)}"
     )
 
 

@@ -22,10 +22,14 @@ from outrider.device import Placement
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.choice import DraftVocabulary, choose_tokens, largest_probs, tree_law
 from outrider.drafters.eagle_head import EagleHead
+from outrider.drafters.eagle_native import NativeEntries
+from outrider.drafters.eagle_native_head import NativeHead
 from outrider.drafters.eagle_pass import EaglePass
-from outrider.drafters.eagle_reader import DraftWalk, EagleReader
+from outrider.drafters.eagle_reader import DraftWalk, EagleReader, HeadEntries
+from outrider.drafters.eagle_walk import TorchEntries
 from outrider.drafters.tree import TreeGrowth, TreeShape
 from outrider.errors import ConfigError
+from outrider.native.library import Context
 from outrider.types import NO_DRAFT, Proposal
 
 __all__ = ["EagleDrafter"]
@@ -36,14 +40,18 @@ class EagleDrafter:
 
     Args:
         head: with the target's embedding attached.
-        placement: where it runs; int8 runs as bfloat16.
+        placement: where it runs, and how. Without ``context`` every precision but float32 runs as bfloat16.
+        context: the native target's threads; the head's passes then are native ones, in bfloat16 or int8.
         name: for reports.
         tree: shape of the trees; ``None`` drafts chains.
         min_prob: drafts less likely than this to be kept are left out, as above.
         window: most positions looked back at; the length that the head was trained on if not given.
 
+    Attributes:
+        path: which code runs the head's passes, and in which precision.
+
     Raises:
-        ConfigError: ``min_prob`` or ``window`` out of range.
+        ConfigError: ``min_prob`` or ``window`` out of range, or a precision that the native pass of a head does not run.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class EagleDrafter:
         tree: TreeShape | None = None,
         min_prob: float = 0.0,
         window: int | None = None,
+        context: Context | None = None,
     ) -> None:
         if not 0 <= min_prob <= 1:
             raise ConfigError(f"drafter {name}: min_prob {min_prob} is not possible; allowed: 0 to 1")
@@ -66,10 +75,10 @@ class EagleDrafter:
         self.min_prob = min_prob
         self.taps = head.config.tap_layers
         with torch.inference_mode():
-            self._head = EaglePass(head, placement)
-        self._reader = EagleReader(self._head, window)
-        ids_U = self._head.target_ids_U
-        self._vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=ids_U)
+            entries, self.path = _make_entries(head, placement, context)
+        self._reader = EagleReader(entries, window)
+        self._ids_U = head.target_ids().to(placement.device)
+        self._vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=self._ids_U)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence begins; its prompt's taps follow."""
@@ -100,92 +109,124 @@ class EagleDrafter:
         min_score = math.log(self.min_prob) if self.min_prob else -math.inf
         growths = [TreeGrowth(shape=shape, min_score=min_score) for _ in requests]
         depths = [min(request.num_draft_tokens, shape.depth) for request in requests]
-        walk = self._walk(requests, max(depths) - 1, shape.width)
-        above: list[list[int]] = [[] for _ in requests]
+        walkers = growing = [g for g, depth in enumerate(depths) if depth > 0]
+        if not walkers:
+            return growths
+        walk = self._walk([requests[g] for g in walkers], max(depths) - 1, shape.width)
+        above: list[list[int]] = []
         for level in range(max(depths)):
-            growing = [g for g, depth in enumerate(depths) if depth > level and growths[g].frontier]
+            growing = [g for g in growing if depths[g] > level and growths[g].frontier]
             if not growing:
                 break
             if level > 0:
-                walk.step(*self._frontier_tensors(growths, above, growing))
-            above = [growth.frontier for growth in growths]
-            self._expand(walk.logits(), requests, growths, growing, level)
+                growths_here = [growths[g] if g in growing else None for g in walkers]
+                walk.step(*_frontiers(growths_here, above))
+            above = [growths[g].frontier for g in walkers]
+            self._expand(walk, requests, growths, growing, level)
         return growths
 
     def _expand(
         self,
-        logits_BTU: Tensor,
+        walk: DraftWalk,
         requests: Sequence[DraftRequest],
         growths: Sequence[TreeGrowth],
         growing: Sequence[int],
         level: int,
     ) -> None:
         """Give every frontier node of the growing trees its likeliest children: one search for all of them."""
+        wishes = [requests[g] for g in growing]
         sizes = [len(growths[g].frontier) for g in growing]
-        logits_RU = torch.cat([logits_BTU[g, :size] for g, size in zip(growing, sizes, strict=True)])
-        law_RU = tree_law(logits_RU, [requests[g] for g in growing], sizes, level, self._vocabulary)
-        best = law_RU.topk(min(growths[growing[0]].shape.width, law_RU.shape[1]), dim=-1)
-        tokens = self._head.target_ids_U[best.indices].tolist()
-        logprobs = best.values.tolist()
+        if all(wish.params.is_greedy for wish in wishes):
+            columns, logprobs = walk.best()
+        else:
+            law_RU = tree_law(walk.logits(), wishes, sizes, level, self._vocabulary)
+            best = law_RU.topk(min(growths[growing[0]].shape.width, law_RU.shape[1]), dim=-1)
+            columns, logprobs = best.indices.tolist(), best.values.tolist()
+        tokens = self._ids_U[torch.tensor(columns, device=self._ids_U.device)].tolist()
         first = 0
         for g, size in zip(growing, sizes, strict=True):
             growths[g].expand_into(tokens[first : first + size], logprobs[first : first + size])
             first += size
-
-    def _frontier_tensors(
-        self, growths: Sequence[TreeGrowth], above: Sequence[Sequence[int]], growing: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens of the growing trees' frontiers and the place of each node's parent in the frontier before, padded."""
-        size = max(len(growths[g].frontier) for g in growing)
-        tokens = [[0] * size for _ in growths]
-        parents = [[0] * size for _ in growths]
-        for g in growing:
-            places = {node: place for place, node in enumerate(above[g])}
-            for index, node in enumerate(growths[g].frontier):
-                tokens[g][index] = growths[g].tokens[node]
-                parents[g][index] = places[growths[g].parents[node]]
-        device = self._head.device
-        return torch.tensor(tokens, device=device), torch.tensor(parents, device=device)
 
     def _walk(self, requests: Sequence[DraftRequest], levels: int, width: int) -> DraftWalk:
         return self._reader.catch_up([(r.sequence, r.tokens) for r in requests], levels=levels, width=width)
 
     def _draft_chains(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         budgets = [request.num_draft_tokens for request in requests]
-        walk = self._walk(requests, max(budgets) - 1, 1)
+        walkers = going = [index for index, budget in enumerate(budgets) if budget > 0]
         chains: list[list[int]] = [[] for _ in requests]
         laws: list[list[Tensor]] = [[] for _ in requests]
         confidences = [1.0] * len(requests)
-        going = list(range(len(requests)))
+        walk = self._walk([requests[index] for index in walkers], max(budgets) - 1, 1) if walkers else None
         for depth in range(max(budgets)):
-            if depth > 0:
-                last = torch.tensor([[chain[-1] if chain else 0] for chain in chains], device=self._head.device)
-                walk.step(last, torch.zeros_like(last))
             going = [index for index in going if budgets[index] > depth]
-            logits_BU = walk.logits()[going, 0]
-            going, logits_BU = self._confident(going, logits_BU, requests, confidences)
-            if not going:
+            if walk is None or not going:
                 break
-            tokens, probs = choose_tokens(logits_BU, [requests[index] for index in going], depth, self._vocabulary)
+            if depth > 0:
+                last = [[chains[index][-1]] if index in going else [] for index in walkers]
+                walk.step(last, [[0] * len(tokens) for tokens in last])
+            going, tokens, probs = self._choose(walk, going, requests, depth, confidences)
             for index, token, probs_V in zip(going, tokens, probs, strict=True):
                 chains[index].append(token)
                 if probs_V is not None:
                     laws[index].append(probs_V)
         return [self._chain(chain, law) for chain, law in zip(chains, laws, strict=True)]
 
-    def _confident(
-        self, going: list[int], logits_BU: Tensor, requests: Sequence[DraftRequest], confidences: list[float]
-    ) -> tuple[list[int], Tensor]:
-        """Those chains that go on, judged before their next token is chosen, and their rows."""
+    def _choose(
+        self,
+        walk: DraftWalk,
+        going: Sequence[int],
+        requests: Sequence[DraftRequest],
+        depth: int,
+        confidences: list[float],
+    ) -> tuple[list[int], list[int], list[Tensor | None]]:
+        """Of the chains that the walk's rows belong to those that go on, the next token of each, and its law if drawn."""
+        wishes = [requests[index] for index in going]
+        if all(wish.params.is_greedy for wish in wishes):
+            columns, logprobs = walk.best()
+            peaks = [math.exp(values[0]) for values in logprobs]
+            rows = self._confident(going, peaks, confidences)
+            tokens = self._vocabulary.tokens([columns[row][0] for row in rows])
+            return [going[row] for row in rows], tokens, [None] * len(rows)
+        logits_BU = walk.logits()
+        peaks = largest_probs(logits_BU, wishes) if self.min_prob else [1.0] * len(going)
+        rows = self._confident(going, peaks, confidences)
+        if not rows:
+            return [], [], []
+        tokens, laws = choose_tokens(logits_BU[rows], [wishes[row] for row in rows], depth, self._vocabulary)
+        return [going[row] for row in rows], tokens, laws
+
+    def _confident(self, going: Sequence[int], peaks: Sequence[float], confidences: list[float]) -> list[int]:
+        """Rows of those chains that go on, judged before their next token is chosen."""
         if not self.min_prob:
-            return going, logits_BU
-        peaks = largest_probs(logits_BU, [requests[index] for index in going])
+            return list(range(len(going)))
         for index, peak in zip(going, peaks, strict=True):
             confidences[index] *= peak
-        rows = [row for row, index in enumerate(going) if confidences[index] >= self.min_prob]
-        return [going[row] for row in rows], logits_BU[rows]
+        return [row for row, index in enumerate(going) if confidences[index] >= self.min_prob]
 
     def _chain(self, chain: Sequence[int], law: Sequence[Tensor]) -> Proposal:
         if not chain:
             return NO_DRAFT
         return Proposal.chain(chain, drafter=self.name, draft_probs_NV=torch.stack(list(law)) if law else None)
+
+
+def _make_entries(head: EagleHead, placement: Placement, context: Context | None) -> tuple[HeadEntries, str]:
+    if context is None:
+        packed = EaglePass(head, placement)
+        return TorchEntries(packed), f"pytorch {str(packed.dtype).removeprefix('torch.')}"
+    native = NativeHead(head, placement.precision, context)
+    return NativeEntries(native), f"native-{context.kernels} {placement.precision}"
+
+
+def _frontiers(
+    growths: Sequence[TreeGrowth | None], above: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of the trees' frontiers, and the place of each node's parent in the frontier before; ``None`` stands still."""
+    tokens: list[list[int]] = []
+    parents: list[list[int]] = []
+    for growth, before in zip(growths, above, strict=True):
+        nodes = [] if growth is None else growth.frontier
+        places = {node: place for place, node in enumerate(before)}
+        tokens.append([growth.tokens[node] for node in nodes] if growth else [])
+        parents.append([places[growth.parents[node]] for node in nodes] if growth else [])
+    return tokens, parents

@@ -1,7 +1,7 @@
 """The head as drafting runs it: matrices fused, converted and packed once; the same arithmetic as the trained module.
 
-This is the seam for faster kernels: :class:`outrider.drafters.eagle_reader.EagleReader` asks for nothing but ``fuse``,
-``outputs``, ``feedback`` and ``logits``, and hands attention in.
+:mod:`outrider.drafters.eagle_walk` hands attention in. Native kernels have a pass of their own
+(:mod:`outrider.drafters.eagle_native_head`).
 """
 
 from __future__ import annotations

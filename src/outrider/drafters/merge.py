@@ -37,6 +37,7 @@ class MergedDrafter:
     def __init__(self, suffix: SuffixDrafter, head: EagleDrafter, *, shape: TreeShape, name: str = "merged") -> None:
         self.name = name
         self.taps = head.taps
+        self.path = head.path
         self.shape = shape
         self.suffix = suffix
         self.head = head

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider.device import one_torch_thread
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, DrafterWithPath
 from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
 from outrider.engine.planner import Planner, RowCosts
@@ -209,6 +209,7 @@ class Engine:
             "path": spec.path,
             "threads": torch.get_num_threads(),
             "drafter": self._drafter_name,
+            **({"drafter_path": self.drafter.path} if isinstance(self.drafter, DrafterWithPath) else {}),
             "engine": self.config.to_json(),
             "sampling": asdict(params),
         }

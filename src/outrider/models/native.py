@@ -104,6 +104,11 @@ class NativeTarget:
         config = self.config
         return NativeCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_width=config.head_width)
 
+    @property
+    def context(self) -> Context:
+        """Threads and scratch memory, for whatever else takes turns with this target."""
+        return self._context
+
     def num_weight_bytes(self) -> int:
         """Bytes that one pass streams: all matrices and the LM head once."""
         return self._weights.num_bytes()

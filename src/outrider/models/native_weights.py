@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.device import Placement, Precision
-from outrider.models.config import LlamaConfig
+from outrider.models.config import LlamaConfig, RopeConfig
 from outrider.models.grid import GROUP_WIDTHS, Grid, combine, quantise_to_grid, read_grid
 from outrider.models.layers import inverse_frequencies
 from outrider.models.llama_weights import WeightSource, give_back_freed_memory
@@ -29,10 +30,33 @@ from outrider.native.packing import (
     take_rows,
 )
 
-__all__ = ["NativeWeights", "PackedMatrix", "RotaryTable", "read_native_weights"]
+__all__ = [
+    "AttentionShape",
+    "NativeLayer",
+    "NativeWeights",
+    "PackedMatrix",
+    "RotaryTable",
+    "fuse_heads",
+    "interleave",
+    "padded_norm",
+    "place_matrix",
+    "read_native_weights",
+    "spread_heads",
+]
 
 _ROWS_AT_A_TIME = 2048
 """Rows of a matrix that are converted together: what is in float32 besides the final weights."""
+
+
+class AttentionShape(Protocol):
+    """What packing must know of a model's attention."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+    @property
+    def rope(self) -> RopeConfig: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +186,7 @@ class RotaryTable:
     _PIECE = 512
     """Positions are computed in pieces of one size, so that an entry's bits do not depend on how the table grew."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: AttentionShape) -> None:
         self._frequencies_C = inverse_frequencies(config.rope, config.head_width)
         self._cosines, self._sines = self._piece(0)
 
@@ -260,18 +284,18 @@ class _Packer:
         qkv = combine(lambda q, k, v: fuse_heads(q, k, v, config=config), *heads)
         gate_up = combine(interleave, grid("mlp.gate_proj"), grid("mlp.up_proj"))
         return NativeLayer(
-            attention_norm=_padded_norm(read("input_layernorm")),
+            attention_norm=padded_norm(read("input_layernorm")),
             qkv=self._place_grid(qkv, BLOCK),
             out=self._place_grid(self._out_grid(prefix + "self_attn.o_proj.weight"), 64),
-            feed_forward_norm=_padded_norm(read("post_attention_layernorm")),
+            feed_forward_norm=padded_norm(read("post_attention_layernorm")),
             gate_up=self._place_grid(gate_up, BLOCK),
             down=self._place_grid(grid("mlp.down_proj"), 64),
         )
 
     def reader(self, weight: Tensor, norm: Tensor, *, is_last: bool = False) -> tuple[PackedMatrix, Tensor]:
         if self.rotation is None:
-            return self._place(weight, BLOCK, is_last=is_last), _padded_norm(norm)
-        return self._place(weight, BLOCK, norm=norm, is_last=is_last), _padded_norm(torch.ones_like(norm))
+            return self._place(weight, BLOCK, is_last=is_last), padded_norm(norm)
+        return self._place(weight, BLOCK, norm=norm, is_last=is_last), padded_norm(torch.ones_like(norm))
 
     def writer(self, weight: Tensor) -> PackedMatrix:
         return self._place(weight if self.rotation is None else self.rotation.rotate_outputs(weight), 64)
@@ -307,41 +331,67 @@ class _Packer:
     def _place(
         self, weight: Tensor, multiple: int, *, norm: Tensor | None = None, is_last: bool = False
     ) -> PackedMatrix:
-        """Pack into the arena, some rows at a time; with ``norm`` each row is multiplied by it and rotated first."""
-        num_out, num_in = padded(weight.shape[0], multiple), padded(weight.shape[1])
+        """Pack into the arena; with ``norm`` each row is multiplied by it and rotated first."""
+        rotation = self.rotation
+
+        def turned(rows: Tensor) -> Tensor:
+            return rows if norm is None or rotation is None else rotation.rotate(rows.float() * norm.float())
+
         is_int8 = self._precision != "bfloat16"
-        dtype = torch.int8 if is_int8 else torch.bfloat16
-        words = 64 // dtype.itemsize
-        shape = (num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize)
-        packed = self._arena.reserve(shape, dtype, is_last=is_last)
-        scales = torch.zeros(num_out) if is_int8 else None
-        for start in range(0, weight.shape[0], _ROWS_AT_A_TIME):
-            rows = weight[start : start + _ROWS_AT_A_TIME]
-            if norm is not None and self.rotation is not None:
-                rows = self.rotation.rotate(rows.float() * norm.float())
-            rows = F.pad(rows, (0, num_in - rows.shape[1], 0, -rows.shape[0] % multiple))
-            if scales is not None:
-                rows, scales[start : start + rows.shape[0]] = quantise(rows)
-            packed[start // BLOCK : (start + rows.shape[0]) // BLOCK] = pack(rows.to(dtype))
-        return PackedMatrix(weights=packed, scales=scales, num_steps=num_in // words)
+        return place_matrix(self._arena, weight, is_int8=is_int8, multiple=multiple, convert=turned, is_last=is_last)
 
 
-def _padded_norm(norm: Tensor) -> Tensor:
+def place_matrix(
+    arena: Arena,
+    weight: Tensor,
+    *,
+    is_int8: bool,
+    multiple: int = BLOCK,
+    convert: Callable[[Tensor], Tensor] = lambda rows: rows,
+    is_last: bool = False,
+) -> PackedMatrix:
+    """Pack a matrix ``[out, in]`` into an arena, some rows at a time.
+
+    Args:
+        arena: with room for it.
+        weight: any float dtype.
+        is_int8: one scale for each output, else bfloat16.
+        multiple: what outputs are padded to: 32, or 64 if they are the residual stream.
+        convert: what is done to rows of it first.
+        is_last: see :meth:`outrider.native.packing.Arena.reserve`.
+    """
+    num_out, num_in = padded(weight.shape[0], multiple), padded(weight.shape[1])
+    dtype = torch.int8 if is_int8 else torch.bfloat16
+    words = 64 // dtype.itemsize
+    shape = (num_out // BLOCK, num_in // words, 2, 16, 16, 4 // dtype.itemsize)
+    packed = arena.reserve(shape, dtype, is_last=is_last)
+    scales = torch.zeros(num_out) if is_int8 else None
+    for start in range(0, weight.shape[0], _ROWS_AT_A_TIME):
+        rows = convert(weight[start : start + _ROWS_AT_A_TIME])
+        rows = F.pad(rows, (0, num_in - rows.shape[1], 0, -rows.shape[0] % multiple))
+        if scales is not None:
+            rows, scales[start : start + rows.shape[0]] = quantise(rows)
+        packed[start // BLOCK : (start + rows.shape[0]) // BLOCK] = pack(rows.to(dtype))
+    return PackedMatrix(weights=packed, scales=scales, num_steps=num_in // words)
+
+
+def padded_norm(norm: Tensor) -> Tensor:
+    """float32, padded with zeros as the stream is."""
     return F.pad(norm.float(), (0, -norm.shape[0] % 64)).contiguous()
 
 
-def fuse_heads(query: Tensor, key: Tensor, value: Tensor, *, config: LlamaConfig) -> Tensor:
+def fuse_heads(query: Tensor, key: Tensor, value: Tensor, *, config: AttentionShape) -> Tensor:
     """Query, key and value heads behind one another, each in whole blocks; see :func:`head_rows`."""
     paired, plain = head_rows(config.head_width, paired=True), head_rows(config.head_width, paired=False)
     return torch.cat((_heads(query, paired, config), _heads(key, paired, config), _heads(value, plain, config)))
 
 
-def _heads(weight: Tensor, rows: Tensor, config: LlamaConfig) -> Tensor:
+def _heads(weight: Tensor, rows: Tensor, config: AttentionShape) -> Tensor:
     starts = torch.arange(0, weight.shape[0], config.head_width).unsqueeze(1)
     return take_rows(weight, torch.where(rows < 0, -1, starts + rows).flatten())
 
 
-def spread_heads(out: Tensor, config: LlamaConfig) -> Tensor:
+def spread_heads(out: Tensor, config: AttentionShape) -> Tensor:
     """The output matrix with each head's inputs padded to whole blocks."""
     missing = -config.head_width % BLOCK
     return F.pad(out.reshape(-1, config.num_heads, config.head_width), (0, missing)).flatten(1)

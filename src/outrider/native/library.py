@@ -97,6 +97,11 @@ class CModel(Structure):
         ("head", CMatrix),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("side_norm", c_void_p),
+        ("norm_inputs", c_int32),
+        ("fuse", CMatrix),
+        ("fuse_bias", c_void_p),
+        ("split_rows", c_int32),
     ]
 
 
@@ -110,6 +115,7 @@ class CSegment(Structure):
         ("start", c_int32),
         ("num_rows", c_int32),
         ("parents", c_void_p),
+        ("num_cached_nodes", c_int32),
     ]
 
 
@@ -130,6 +136,11 @@ class CPass(Structure):
         ("tap_layers", c_void_p),
         ("taps", c_void_p),
         ("phase_ns", c_void_p),
+        ("inputs", c_void_p),
+        ("is_fused", c_int32),
+        ("num_top", c_int32),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
     ]
 
 

@@ -52,6 +52,14 @@ struct OutriderModel {
     OutriderMatrix head;
     const float* cosines;  // by position: [positions][half of the head width, padded to 16]
     const float* sines;
+
+    // Of a drafter's head; zeros for a target. The first layer's query/key/value matrix reads the embedded token, normed by
+    // `side_norm`, and beside it the normed stream, either padded to hidden_padded.
+    const float* side_norm;
+    int32_t norm_inputs;  // the stream starts as the first layer's norm of what the pass brings
+    OutriderMatrix fuse;  // makes the stream of a pass's `inputs`, if that pass says so
+    const float* fuse_bias;  // padded like a norm, or null
+    int32_t split_rows;      // rows of all int8 products are split, as those of the gated product always are
 };
 
 // The rows that one sequence brings to a pass. `cache` holds [layer][kv head][keys, values] of `capacity` positions.
@@ -62,6 +70,9 @@ struct OutriderSegment {
     int32_t start;     // first packed row
     int32_t num_rows;
     const int32_t* parents;  // null for a chain; else the parent row inside the segment, -1 for row 0
+    // Nodes of this tree that earlier passes have cached behind `base`. They come first in `parents`, which then counts
+    // them too, and bring no rows; the segment's rows are cached behind them. Several nodes may have parent -1.
+    int32_t num_cached_nodes;
 };
 
 struct OutriderPass {
@@ -78,7 +89,14 @@ struct OutriderPass {
     const int32_t* tap_layers;
     float* taps;  // [num_taps][num_rows][hidden]
     int64_t* phase_ns;  // [NUM_PHASES], or null: where thread 0's time went, waits included
+    const float* inputs;  // what starts the stream instead of the embedded tokens, or null: [num_rows][hidden]
+    int32_t is_fused;     // `inputs` are [num_rows][inputs of model.fuse, padded to 64], which makes the stream of them
+    int32_t num_top;      // at most MOST_TOP; 0 for none. Needs `logits`
+    int64_t* top_ids;     // [num_logit_rows][num_top], the largest first, of equals the lowest id
+    float* top_logprobs;  // of the softmax over all of the row's logits
 };
+
+enum { MOST_TOP = 64 };
 
 enum { PHASE_QKV, PHASE_ATTENTION, PHASE_OUT, PHASE_GATE_UP, PHASE_DOWN, PHASE_HEAD, NUM_PHASES };
 

@@ -88,10 +88,18 @@ Work OutriderContext::describe(const OutriderModel& model, const OutriderPass& p
 // Scales of an operand row, at most: two factors for each 32 inputs.
 size_t factors_of(size_t width) { return (width + 31) / 32 * 2; }
 
+// The widest row that a product of this pass reads.
+size_t widest_operand(const Work& work) {
+    const OutriderModel& model = *work.model;
+    const int stream = model.hidden_padded * (model.side_norm ? 2 : 1);
+    const int widest = std::max(std::max(stream, model.inner_padded), work.attended);
+    return work.pass->is_fused ? std::max(widest, inputs_of(model.fuse)) : widest;
+}
+
 void OutriderContext::place(Work& work) {
     const OutriderModel& model = *work.model;
     const size_t rows = work.pass->num_rows, padded = padded_to((int)rows, 32);
-    const size_t width = std::max(std::max(model.hidden_padded, model.inner_padded), work.attended);
+    const size_t width = widest_operand(work);
     arena.restart();
     work.x = arena.take<float>(rows * model.hidden_padded);
     work.queries = arena.take<uint16_t>(rows * model.num_heads * work.width);
@@ -99,7 +107,7 @@ void OutriderContext::place(Work& work) {
     work.inner = arena.take<uint8_t>(padded * model.inner_padded * (model.format == FORMAT_BF16 ? 2 : 4));
     work.a = arena.take<uint8_t>(padded * width * 2);  // bfloat16, or int8 twice
     work.a_scales = arena.take<float>(padded * factors_of(width));
-    work.shares = arena.take<Share>((size_t)(4 * model.num_layers + 1) * work.num_threads);
+    work.shares = arena.take<Share>((size_t)(4 * model.num_layers + 2) * work.num_threads);
     work.counters = arena.take<int32_t>(model.num_layers);
     for (Space& space : spaces) place_thread(work, space, width);
     work.spaces = spaces.data();

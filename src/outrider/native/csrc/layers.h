@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "operands.h"
 #include "product.h"
+#include "rank.h"
 #include "work.h"
 
 namespace {
@@ -30,6 +31,7 @@ void fill_shares(const Turn& turn) {
         for (int m = 0; m < MATRICES_OF_LAYER; m++) fill_share(turn, i * MATRICES_OF_LAYER + m, matrices[m]->num_blocks);
     }
     fill_share(turn, model.num_layers * MATRICES_OF_LAYER, model.head.num_blocks);
+    if (turn.w.pass->is_fused) fill_share(turn, model.num_layers * MATRICES_OF_LAYER + 1, model.fuse.num_blocks);
 }
 
 // The next block of a share, its first (own) or its last (another's); -1 if there is none.
@@ -153,26 +155,53 @@ void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_ro
     turn.wait(after, AHEAD_WAITING);
 }
 
+bool is_split(const OutriderModel& model, const OutriderMatrix& m) { return model.split_rows && m.format == FORMAT_INT8; }
+
 Operand normed(const Turn& turn, const float* weight, const OutriderMatrix& m) {
     const OutriderModel& model = *turn.w.model;
-    return prepare(turn, Layout(m, turn.w.pass->num_rows, model.hidden_padded), [&](int row) -> const float* {
+    const Layout layout(m, turn.w.pass->num_rows, model.hidden_padded, is_split(model, m));
+    return prepare(turn, layout, [&](int row) -> const float* {
         const float* x = turn.w.x + (int64_t)row * model.hidden_padded;
         norm_row(x, weight, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
         return turn.space.row;
     });
 }
 
-void embed(const Turn& turn) {
-    const OutriderModel& model = *turn.w.model;
-    const int first = turn.share(turn.w.pass->num_rows), end = turn.end_of_share(turn.w.pass->num_rows);
-    for (int row = first; row < end; row++) {
-        const uint16_t* from = model.embedding + turn.w.pass->tokens[row] * model.hidden;
-        float* x = turn.w.x + (int64_t)row * model.hidden_padded;
-        for (int i = 0; i < model.hidden_padded; i++) {
-            const uint32_t bits = i < model.hidden ? (uint32_t)from[i] << 16 : 0;
-            __builtin_memcpy(x + i, &bits, 4);
-        }
+void embed(const OutriderModel& model, int64_t token, float* x) {
+    const uint16_t* from = model.embedding + token * model.hidden;
+    for (int i = 0; i < model.hidden_padded; i++) {
+        const uint32_t bits = i < model.hidden ? (uint32_t)from[i] << 16 : 0;
+        __builtin_memcpy(x + i, &bits, 4);
     }
+}
+
+// A head's first layer: embedded token and stream side by side, each with its norm.
+Operand normed_pair(const Turn& turn, const OutriderLayer& layer) {
+    const OutriderModel& model = *turn.w.model;
+    const int padded = model.hidden_padded;
+    const Layout layout(layer.qkv, turn.w.pass->num_rows, 2 * padded, is_split(model, layer.qkv));
+    return prepare(turn, layout, [&](int row) -> const float* {
+        const float* x = turn.w.x + (int64_t)row * padded;
+        float *embedded = turn.space.row, *normed = turn.space.row + padded;
+        embed(model, turn.w.pass->tokens[row], embedded);
+        norm_row(embedded, model.side_norm, model.hidden, padded, model.norm_eps, embedded);
+        if (model.norm_inputs)
+            __builtin_memcpy(normed, x, padded * sizeof(float));
+        else
+            norm_row(x, layer.attention_norm, model.hidden, padded, model.norm_eps, normed);
+        return turn.space.row;
+    });
+}
+
+// What the stream is before anything is added to it.
+void start_row(const Work& w, int row, float* x) {
+    const OutriderModel& model = *w.model;
+    if (!w.pass->inputs) {
+        embed(model, w.pass->tokens[row], x);
+        return;
+    }
+    const float* from = w.pass->is_fused ? model.fuse_bias : w.pass->inputs + (int64_t)row * model.hidden;
+    for (int i = 0; i < model.hidden_padded; i++) x[i] = from && i < model.hidden ? from[i] : 0.0f;
 }
 
 void tap(const Turn& turn, int layer) {
@@ -234,6 +263,32 @@ void add_to_stream(const Turn& turn, int block, int first_row, int num_rows, con
     }
 }
 
+template <class Each>
+void for_own_rows(const Turn& turn, const Each& each) {
+    const int num_rows = turn.w.pass->num_rows, padded = turn.w.model->hidden_padded;
+    for (int row = turn.share(num_rows); row < turn.end_of_share(num_rows); row++)
+        each(row, turn.w.x + (int64_t)row * padded);
+    turn.wait();
+}
+
+void start_stream(const Turn& turn) {
+    const Work& w = turn.w;
+    const OutriderModel& model = *w.model;
+    for_own_rows(turn, [&](int row, float* x) { start_row(w, row, x); });
+    if (w.pass->is_fused) {
+        const int width = inputs_of(model.fuse), num_rows = w.pass->num_rows;
+        const Stage fuse{model.num_layers * MATRICES_OF_LAYER + 1, &model.fuse, &model.layers[0].qkv};
+        const Operand a = prepare(turn, Layout(model.fuse, num_rows, width),
+                                  [&](int row) { return w.pass->inputs + (int64_t)row * width; });
+        multiply(turn, fuse, a, num_rows,
+                 [&](int block, int row, int rows, const float* c) { add_to_stream(turn, block, row, rows, c); });
+    }
+    if (!model.norm_inputs) return;
+    for_own_rows(turn, [&](int, float* x) {
+        norm_row(x, model.layers[0].attention_norm, model.hidden, model.hidden_padded, model.norm_eps, x);
+    });
+}
+
 // A block holds 16 outputs of the gate and the same 16 of up.
 void gate_block(const Turn& turn, int block, int first_row, int num_rows, const float* c) {
     const Work& w = turn.w;
@@ -274,7 +329,8 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     const auto add = [&](int block, int row, int rows, const float* c) { add_to_stream(turn, block, row, rows, c); };
 
     tap(turn, layer);
-    Operand a = normed(turn, weights.attention_norm, weights.qkv);
+    const bool is_pair = layer == 0 && w.model->side_norm;
+    Operand a = is_pair ? normed_pair(turn, weights) : normed(turn, weights.attention_norm, weights.qkv);
     multiply(turn, qkv, a, num_rows, [&](int block, int row, int rows, const float* c) {
         place_heads(turn, layer, block, row, rows, c);
     });
@@ -282,7 +338,8 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     attend(turn, layer);
     turn.wait(next_share(turn, qkv), AHEAD_WAITING);
     watch.charge(PHASE_ATTENTION);
-    a = prepare(turn, Layout(weights.out, num_rows, w.attended), [&](int row) -> const float* {
+    const Layout attended(weights.out, num_rows, w.attended, is_split(*w.model, weights.out));
+    a = prepare(turn, attended, [&](int row) -> const float* {
         join_row(w, row, turn.space.state, turn.space.row);
         return turn.space.row;
     });
@@ -336,7 +393,8 @@ void run_head(const Turn& turn) {
         turn.space.best_id[row] = model.vocab_size - 1;
     }
     // The stream of a 4-bit model is not rotated, and its outliers cost the head too much accuracy in one int8 row.
-    const Layout layout(model.head, num_rows, model.hidden_padded, model.format == FORMAT_INT4);
+    const bool split = model.format == FORMAT_INT4 || is_split(model, model.head);
+    const Layout layout(model.head, num_rows, model.hidden_padded, split);
     const Operand a = prepare(turn, layout, [&](int row) -> const float* {
         const float* x = w.x + (int64_t)pass.logit_rows[row] * model.hidden_padded;
         norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
@@ -345,6 +403,8 @@ void run_head(const Turn& turn) {
     const Stage head{model.num_layers * MATRICES_OF_LAYER, &model.head, &model.layers[0].qkv};
     multiply(turn, head, a, num_rows,
              [&](int block, int row, int rows, const float* c) { head_block(turn, block, row, rows, c); });
+    if (pass.num_top)
+        for (int row = turn.share(num_rows); row < turn.end_of_share(num_rows); row++) rank_row(pass, model.vocab_size, row);
     if (!pass.argmax) return;
     for (int row = turn.share(num_rows); row < turn.end_of_share(num_rows); row++) {
         const Space* best = &w.spaces[0];
@@ -359,8 +419,7 @@ void run_pass(const Work& w, int thread) {
     begin_thread();
     const Turn turn{w, w.spaces[thread], thread};
     fill_shares(turn);
-    embed(turn);
-    turn.wait();
+    start_stream(turn);
     Stopwatch watch(w, thread);
     for (int layer = 0; layer < w.model->num_layers; layer++) run_layer(turn, watch, layer);
     tap(turn, w.model->num_layers);

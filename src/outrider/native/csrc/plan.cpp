@@ -3,7 +3,7 @@
 #include <algorithm>
 
 // A chain is one path. A tree becomes one path per leaf; a row that lies on several is attended to along the first, the
-// keys and values it sees are the same on all.
+// keys and values it sees are the same on all. Of nodes that are cached already only the places matter.
 
 void Plan::build(const OutriderModel& model, const OutriderPass& pass, int num_threads) {
     places.assign(pass.num_rows, RowPlace{});
@@ -12,8 +12,8 @@ void Plan::build(const OutriderModel& model, const OutriderPass& pass, int num_t
     numbers_.clear();
     size_t needed = 0;
     for (int i = 0; i < pass.num_segments; i++) {
-        const size_t rows = pass.segments[i].num_rows;
-        needed += pass.segments[i].parents ? rows * (rows + 1) : rows;
+        const size_t rows = pass.segments[i].num_rows, nodes = rows + pass.segments[i].num_cached_nodes;
+        needed += pass.segments[i].parents ? rows * (nodes + 1) : rows;
     }
     numbers_.reserve(needed);
     for (int i = 0; i < pass.num_segments; i++) {
@@ -33,7 +33,7 @@ void Plan::add_chain(const OutriderSegment& segment) {
 }
 
 void Plan::add_tree(const OutriderSegment& segment) {
-    const int count = segment.num_rows;
+    const int num_cached = segment.num_cached_nodes, count = num_cached + segment.num_rows;
     std::vector<int32_t> depth(count, 0);
     std::vector<char> is_parent(count, 0), is_taken(count, 0);
     for (int i = 0; i < count; i++) {
@@ -42,9 +42,11 @@ void Plan::add_tree(const OutriderSegment& segment) {
             depth[i] = depth[parent] + 1;
             is_parent[parent] = 1;
         }
-        places[segment.start + i] = {segment.cache, segment.capacity, segment.base + i, segment.base + depth[i]};
+        if (i >= num_cached)
+            places[segment.start + i - num_cached] = {segment.cache, segment.capacity, segment.base + i,
+                                                      segment.base + depth[i]};
     }
-    for (int leaf = 0; leaf < count; leaf++) {
+    for (int leaf = num_cached; leaf < count; leaf++) {
         if (is_parent[leaf]) continue;
         std::vector<int32_t> nodes(depth[leaf] + 1);
         bool in_place = true;
@@ -57,9 +59,9 @@ void Plan::add_tree(const OutriderSegment& segment) {
         numbers_.insert(numbers_.end(), nodes.begin(), nodes.end());
         int taken = 0;
         for (int node : nodes) {
-            if (is_taken[node]) continue;
+            if (node < num_cached || is_taken[node]) continue;
             is_taken[node] = 1;
-            numbers_.push_back(segment.start + node);
+            numbers_.push_back(segment.start + node - num_cached);
             taken++;
         }
         paths.push_back({segment.cache, segment.capacity, segment.base, in_place ? nullptr : begin, (int32_t)nodes.size(),

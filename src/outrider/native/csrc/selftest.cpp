@@ -31,8 +31,12 @@ void expect(bool holds, const char* what, const char* kernels, int threads) {
     failures++;
 }
 
+// A drafter's head starts its stream from rows that the pass brings, or from what its fusing matrix makes of them.
+enum Start { TOKENS, GIVEN, FUSED };
+
 struct Shape {
     int layers, hidden, inner, heads, kv_heads, head_width, vocab, format, group_parts;
+    Start start = TOKENS;
 };
 
 uint16_t bf16(float value) {
@@ -52,7 +56,7 @@ class RandomModel {
         for (int i = 0; i < shape.layers; i++) {
             OutriderLayer layer{};
             layer.attention_norm = norm(shape.hidden, hidden);
-            layer.qkv = matrix(blocks, hidden, shape);
+            layer.qkv = matrix(blocks, i == 0 && shape.start != TOKENS ? 2 * hidden : hidden, shape);
             layer.out = matrix(hidden / 32, padded_to(shape.heads * width, 64), shape);
             layer.feed_forward_norm = norm(shape.hidden, hidden);
             layer.gate_up = matrix(inner / 16, hidden, shape);
@@ -65,11 +69,20 @@ class RandomModel {
                  shape.format, 1e-5f, embedding_.data(), layers_.data(), norm(shape.hidden, hidden),
                  matrix((shape.vocab + 31) / 32, hidden, shape.format != FORMAT_BF16), angles(positions, half_blocks, true),
                  angles(positions, half_blocks, false)};
+        if (shape.start != TOKENS) {
+            model.side_norm = norm(shape.hidden, hidden);
+            model.norm_inputs = shape.format == FORMAT_INT8;
+            model.fuse = matrix(hidden / 32, 192, false);
+            model.fuse_bias = norm(shape.hidden, hidden);
+            model.split_rows = shape.start == FUSED;
+        }
+        start = shape.start;
         capacity = padded_to(positions, CHUNK);
         cache_bytes = (size_t)shape.layers * shape.kv_heads * 2 * capacity * width * 2;
     }
 
     OutriderModel model;
+    Start start;
     int64_t capacity;
     size_t cache_bytes;
 
@@ -136,39 +149,59 @@ struct Rows {
     Sequence* sequence;
     std::vector<int64_t> tokens;
     std::vector<int32_t> parents;  // empty for a chain
+    int num_cached = 0;            // nodes that `parents` begins with and an earlier pass has cached
 };
+
+constexpr int TOP = 3;
 
 struct Results {
     std::vector<float> logits;
     std::vector<int64_t> argmax;
+    std::vector<int64_t> top_ids;
+    std::vector<float> top_logprobs;
 };
+
+// What a head's rows start from: any function of their tokens.
+std::vector<float> inputs_for(const std::vector<int64_t>& tokens, int width) {
+    std::vector<float> inputs;
+    for (int64_t token : tokens)
+        for (int i = 0; i < width; i++) inputs.push_back(std::sin((float)token * 0.37f + (float)i * 0.11f));
+    return inputs;
+}
 
 Results run(OutriderContext* context, const RandomModel& random, const std::vector<Rows>& batch) {
     std::vector<int64_t> tokens, positions;
     std::vector<OutriderSegment> segments;
     for (const Rows& rows : batch) {
-        OutriderSegment segment{rows.sequence->cache.data(), random.capacity, rows.sequence->length, (int32_t)tokens.size(),
-                                (int32_t)rows.tokens.size(), rows.parents.empty() ? nullptr : rows.parents.data()};
+        const int base = rows.sequence->length - rows.num_cached;
+        OutriderSegment segment{rows.sequence->cache.data(), random.capacity, base, (int32_t)tokens.size(),
+                                (int32_t)rows.tokens.size(), rows.parents.empty() ? nullptr : rows.parents.data(),
+                                rows.num_cached};
         for (size_t i = 0; i < rows.tokens.size(); i++) {
             int depth = (int)i;
             if (segment.parents) {
                 depth = 0;
-                for (int node = rows.parents[i]; node >= 0; node = rows.parents[node]) depth++;
+                for (int node = rows.parents[rows.num_cached + i]; node >= 0; node = rows.parents[node]) depth++;
             }
             tokens.push_back(rows.tokens[i]);
-            positions.push_back(rows.sequence->length + depth);
+            positions.push_back(base + depth);
         }
         segments.push_back(segment);
     }
     std::vector<int32_t> logit_rows(tokens.size());
     for (size_t i = 0; i < logit_rows.size(); i++) logit_rows[i] = (int32_t)i;
-    Results results{std::vector<float>(tokens.size() * random.model.vocab_size), std::vector<int64_t>(tokens.size())};
+    Results results{std::vector<float>(tokens.size() * random.model.vocab_size), std::vector<int64_t>(tokens.size()),
+                    std::vector<int64_t>(tokens.size() * TOP), std::vector<float>(tokens.size() * TOP)};
+    const std::vector<float> inputs =
+        inputs_for(tokens, random.start == FUSED ? inputs_of(random.model.fuse) : random.model.hidden);
     std::vector<float> taps(2 * tokens.size() * random.model.hidden);
     const int32_t tap_layers[] = {0, random.model.num_layers};
     int64_t phases[NUM_PHASES] = {};
     const OutriderPass pass{(int32_t)tokens.size(), (int32_t)segments.size(), tokens.data(), positions.data(),
                             segments.data(), (int32_t)logit_rows.size(), logit_rows.data(), results.logits.data(),
-                            results.argmax.data(), 2, tap_layers, taps.data(), phases};
+                            results.argmax.data(), 2, tap_layers, taps.data(), phases,
+                            random.start == TOKENS ? nullptr : inputs.data(), random.start == FUSED, TOP,
+                            results.top_ids.data(), results.top_logprobs.data()};
     if (outrider_run(context, &random.model, &pass)) failures++;
     for (const Rows& rows : batch) rows.sequence->length += (int)rows.tokens.size();
     return results;
@@ -198,6 +231,9 @@ void check(const char* kernels, int threads, const Shape& shape) {
         for (int id = 1; id < vocab; id++)
             if (all.logits[row * vocab + id] > all.logits[row * vocab + best]) best = id;
         argmax_agrees = argmax_agrees && best == all.argmax[row] && std::isfinite(all.logits[row * vocab]);
+        const int64_t* top = &all.top_ids[row * TOP];
+        argmax_agrees = argmax_agrees && best == top[0] && all.logits[row * vocab + top[1]] >= all.logits[row * vocab + top[2]] &&
+                        all.top_logprobs[row * TOP] < 0.0f;
     }
     expect(argmax_agrees, "argmax", kernels, threads);
 
@@ -211,6 +247,10 @@ void check(const char* kernels, int threads, const Shape& shape) {
     for (int i = 0; i < 3; i++)
         paths_agree = paths_agree && same(&in_chain.logits[(size_t)i * vocab], &in_tree.logits[(size_t)(4 + path[i]) * vocab], vocab);
     expect(paths_agree, "chain and tree", kernels, threads);
+    Sequence levels = whole;
+    run(context, random, {{&levels, {5, 6, 7}, {-1, 0, 0}}});
+    const Results below = run(context, random, {{&levels, {8, 9}, {-1, 0, 0, 1, 2}, 3}});
+    expect(same(below.logits.data(), &in_tree.logits[(size_t)7 * vocab], 2 * vocab), "a tree level by level", kernels, threads);
     const int32_t keep[] = {0, 2, 4};
     kept = tree;
     outrider_keep(kept.cache.data(), random.capacity, shape.layers * shape.kv_heads, half_blocks, 150, keep, 3);
@@ -227,7 +267,9 @@ void check(const char* kernels, int threads, const Shape& shape) {
 int main(int count, char** arguments) {
     const Shape shapes[] = {{2, 96, 80, 3, 1, 20, 77, FORMAT_BF16, 0}, {2, 96, 80, 3, 1, 20, 77, FORMAT_INT8, 0},
                             {1, 64, 160, 4, 2, 64, 130, FORMAT_BF16, 0}, {1, 576, 100, 9, 3, 64, 200, FORMAT_INT8, 0},
-                            {2, 96, 80, 3, 1, 20, 77, FORMAT_INT4, 1}, {1, 576, 320, 9, 3, 64, 200, FORMAT_INT4, 4}};
+                            {2, 96, 80, 3, 1, 20, 77, FORMAT_INT4, 1}, {1, 576, 320, 9, 3, 64, 200, FORMAT_INT4, 4},
+                            {2, 96, 80, 3, 1, 20, 77, FORMAT_BF16, 0, GIVEN}, {1, 128, 80, 3, 1, 20, 77, FORMAT_INT8, 0, GIVEN},
+                            {1, 128, 80, 3, 1, 20, 77, FORMAT_BF16, 0, FUSED}, {2, 96, 80, 3, 1, 20, 77, FORMAT_INT8, 0, FUSED}};
     const std::vector<const char*> asked(arguments + 1, arguments + count);
     const std::vector<const char*> names = runnable_kernels(asked);
     if (asked.size() > names.size()) failures++;

@@ -107,5 +107,8 @@ static inline int split_rows(int num_rows) {
     return num_rows <= ROW_TILE / 2 ? ROW_TILE : padded_to(num_rows, ROW_TILE) * 2;
 }
 
+// Inputs of a matrix, padded.
+static inline int inputs_of(const OutriderMatrix& m) { return m.num_steps * (m.format == FORMAT_BF16 ? 32 : 64); }
+
 // First item of a thread's share.
 static inline int share_of(int count, int thread, int num_threads) { return (int)((int64_t)count * thread / num_threads); }

@@ -1,0 +1,159 @@
+"""Entries and drafts of a head on the native kernels: one call a level, one segment of rows a sequence.
+
+Each row's arithmetic depends on its own entries and ancestors alone, so a draft is the same bit for bit whatever is drafted
+beside it. Nodes of a walk are cached behind their sequence's entries, as a target's drafts are, and never counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from outrider.cache.native import NativeCache
+from outrider.drafters.eagle_native_head import HeadRows, NativeHead, Ranked
+from outrider.drafters.eagle_reader import EntryRun
+from outrider.native.library import CSegment
+
+__all__ = ["NativeEntries", "NativeWalk"]
+
+
+class NativeEntries:
+    """A :class:`outrider.drafters.eagle_reader.HeadEntries`; ``head`` is its arithmetic."""
+
+    def __init__(self, head: NativeHead) -> None:
+        config = head.config
+        self._head = head
+        self._cache = NativeCache(
+            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_width=config.head_width
+        )
+
+    def take_row(self) -> int:
+        """A place for a new sequence."""
+        return self._cache.allocate(1)
+
+    def give_row(self, row: int) -> None:
+        """The sequence ended; its memory goes back to the system."""
+        self._cache.free(row)
+
+    def keep_last(self, row: int, count: int, num_kept: int) -> None:
+        """Of a row's ``count`` entries keep the last ``num_kept``."""
+        self._cache.keep(row, base=0, path=range(count - num_kept, count))
+
+    def extend(self, runs: Sequence[EntryRun]) -> None:
+        """Make entries."""
+        self._make(runs, logit_rows=(), num_top=0, room=0)
+
+    def walk(self, runs: Sequence[EntryRun], *, levels: int, width: int) -> NativeWalk:
+        """Make entries and stand behind the last of each run."""
+        lasts = [end - 1 for end in accumulate(len(run.tokens) for run in runs)]
+        ranked = self._make(runs, logit_rows=lasts, num_top=width, room=levels * width)
+        return NativeWalk(self._head, self._cache, runs, ranked, width=width)
+
+    def _make(self, runs: Sequence[EntryRun], *, logit_rows: Sequence[int], num_top: int, room: int) -> Ranked:
+        segments = (CSegment * len(runs))()
+        start = 0
+        for segment, run in zip(segments, runs, strict=True):
+            size = len(run.tokens)
+            self._cache.keep(run.row, base=run.count, path=())
+            self._cache.reserve(run.row, run.count + size + room)
+            segment.cache, segment.capacity = self._cache.address(run.row)
+            segment.base, segment.start, segment.num_rows = run.count, start, size
+            self._cache.advance(run.row, size)
+            start += size
+        rows = HeadRows(
+            start_RD=self._head.prepared_taps(
+                runs[0].taps_RD if len(runs) == 1 else torch.cat([run.taps_RD for run in runs])
+            ),
+            is_taps=True,
+            tokens=[token for run in runs for token in run.tokens],
+            positions=[place for run in runs for place in range(run.position, run.position + len(run.tokens))],
+            segments=segments,
+            logit_rows=logit_rows,
+        )
+        return self._head.run(rows, num_top=num_top)
+
+
+class _Branches:
+    """A sequence's nodes so far, in the order in which they are cached."""
+
+    def __init__(self, row: int, base: int, position: int) -> None:
+        self.row, self.base, self.position = row, base, position
+        self.parents: list[int] = []
+        self.level = [-1]  # nodes of the step before
+        self.num_cached = 0
+
+    def step(self, parents: Sequence[int]) -> None:
+        """Nodes below those of the step before."""
+        self.num_cached = len(self.parents)
+        self.parents += [self.level[parent] for parent in parents]
+        self.level = list(range(self.num_cached, len(self.parents)))
+        self.position += 1
+
+
+class NativeWalk:
+    """A :class:`outrider.drafters.eagle_reader.DraftWalk`.
+
+    Args:
+        head, cache: its arithmetic, and the memory of ``runs``.
+        runs: whose last entries the walk stands behind.
+        ranked: what the pass over them found.
+        width: most nodes of a level.
+    """
+
+    def __init__(
+        self, head: NativeHead, cache: NativeCache, runs: Sequence[EntryRun], ranked: Ranked, *, width: int
+    ) -> None:
+        self._head, self._cache, self._width = head, cache, width
+        lasts = list(accumulate(len(run.tokens) for run in runs))
+        self._ranked = ranked
+        self._outputs_RD: Tensor = ranked.outputs_RD[torch.tensor(lasts) - 1]
+        self._sizes = [1] * len(runs)
+        self._branches = [
+            _Branches(run.row, run.count + len(run.tokens), run.position + len(run.tokens)) for run in runs
+        ]
+
+    def logits(self) -> Tensor:
+        """Behind each row."""
+        return self._ranked.logits_RU
+
+    def best(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's likeliest draft ids, of equals the lowest."""
+        return self._ranked.ids_RK.tolist(), self._ranked.logprobs_RK.tolist()
+
+    def step(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
+        """Read one level."""
+        firsts = [0, *accumulate(self._sizes)]
+        origins = [first + parent for first, places in zip(firsts, parents, strict=False) for parent in places]
+        positions = [branches.position for branches, nodes in zip(self._branches, tokens, strict=True) for _ in nodes]
+        self._sizes = [len(nodes) for nodes in tokens]
+        going = [index for index, size in enumerate(self._sizes) if size]
+        segments = (CSegment * len(going))()
+        alive: list[ctypes.Array[ctypes.c_int32]] = []  # the segments point into these
+        start = 0
+        for segment, index in zip(segments, going, strict=True):
+            branches = self._branches[index]
+            branches.step(parents[index])
+            alive.append((ctypes.c_int32 * len(branches.parents))(*branches.parents))
+            segment.cache, segment.capacity = self._cache.address(branches.row)
+            segment.base, segment.start, segment.num_rows = branches.base, start, self._sizes[index]
+            segment.parents, segment.num_cached_nodes = ctypes.addressof(alive[-1]), branches.num_cached
+            start += self._sizes[index]
+        rows = HeadRows(
+            start_RD=self._head.feedback(self._outputs_of(origins)),
+            is_taps=False,
+            tokens=[token for nodes in tokens for token in nodes],
+            positions=positions,
+            segments=segments,
+            logit_rows=range(start),
+        )
+        self._ranked = self._head.run(rows, num_top=self._width)
+        self._outputs_RD = self._ranked.outputs_RD
+
+    def _outputs_of(self, rows: Sequence[int]) -> Tensor:
+        if rows == list(range(len(self._outputs_RD))):
+            return self._outputs_RD
+        return self._outputs_RD[torch.tensor(rows)]
