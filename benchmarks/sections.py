@@ -23,6 +23,8 @@ __all__ = ["SECTIONS"]
 
 CACHED = 300
 BATCH = 64
+BATCH_BARS = {"bfloat16": 700, "int8": 1500}
+"""Tokens a second aimed at, by precision."""
 
 
 def _pairs(bench: Bench, usual: int) -> int:
@@ -225,25 +227,29 @@ def section_batch(bench: Bench) -> Section:
     """Plain decoding of 64 sequences at once: tokens a second over the passes that decode, prompts not counted."""
     size = BATCH if bench.settings.limit is None else bench.settings.limit
     prompts = [ids for _, ids in bench.mixed_prompts(size)]
-    rates: list[float] = []
+    rates: dict[str, list[float]] = {precision: [] for precision in BATCH_BARS}
     repeats = _pairs(bench, 3)
     with progress_bar(f"plain batch of {size}") as bar:
         for _ in bar.track(range(repeats)):
-            rates.append(_batch_rate(bench.engine("bfloat16", batch=size), prompts, bench.greedy(ignore_eos=True)))
-    found = spread(rates)
-    value = Bar(
-        name=f"plain bf16, {size} sequences, decode passes only",
-        value=found.median,
-        limit=700,
-        unit="tokens/s",
-        pairs=repeats,
-    )
+            for precision, each in rates.items():
+                each.append(_batch_rate(bench.engine(precision, batch=size), prompts, bench.greedy(ignore_eos=True)))
+    found = {precision: spread(each) for precision, each in rates.items()}
+    bars = [
+        Bar(
+            name=f"plain {precision}, {size} sequences, decode passes only",
+            value=found[precision].median,
+            limit=limit,
+            unit="tokens/s",
+            pairs=repeats,
+        )
+        for precision, limit in BATCH_BARS.items()
+    ]
     return Section(
         name="batch",
         title=f"batched plain decoding, {size} sequences",
-        bars=[value],
-        summary={"tokens_per_s": found.to_json(), "prompt_tokens": sum(map(len, prompts))},
-        raw={"tokens_per_s": [round(rate, 1) for rate in rates]},
+        bars=bars,
+        summary={precision: {"tokens_per_s": each.to_json()} for precision, each in found.items()},
+        raw={precision: [round(rate, 1) for rate in each] for precision, each in rates.items()},
     )
 
 
