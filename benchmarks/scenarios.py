@@ -39,6 +39,7 @@ RESULT = Path(__file__).parent / "results" / "scenarios.json"
 DRAFTERS = ("ngram", "suffix", "slice:10", "random")
 """A lookup, a suffix tree, a slice of the target itself, and a model that knows nothing."""
 TREE = "slice:10:depth=4,width=4,num_nodes=12"
+OPEN_CHAT = [{"role": "user", "content": "Write the first sentences of a story about the sea."}]
 _TOLERANCES = {"pytorch": 1e-4}
 """Logit gap below which a difference is a tie, by path; the native ones are allowed none."""
 COPY_CHAT = [{"role": "user", "content": "Repeat exactly, 5 times: I will never miss any tokens."}]
@@ -216,7 +217,8 @@ def limits_and_choices(setup: Setup) -> dict[str, Any]:
             assert result.usage.completion_tokens == limit
             assert result.finish_reason == "length"
             assert whole.text.startswith(result.text.rstrip("\ufffd"))
-    choices = setup.answers([COPY_CHAT], SamplingParams(max_tokens=24, temperature=0.8, n=3), setup.drafters[0])
+    params = SamplingParams(max_tokens=24, temperature=0.8, n=3, seed=7)  # without a seed they might be equal by chance
+    choices = setup.answers([OPEN_CHAT], params, setup.drafters[0])
     assert [choice.index for choice in choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in choices}) > 1
     return {"choices": [choice.text for choice in choices]}
