@@ -51,7 +51,7 @@ class Setup:
 
     Attributes:
         prompts_per_category, max_tokens, ks: size of S1.
-        num_calls, laws: calls an arm of S2, and the cuts it tries.
+        num_calls, laws: calls an arm of S2, and the cuts it tries; num_seeded_calls: those with a seed, call by call.
         few_ks, num_repeats, num_tokens: draft lengths of S3 and S4, calls with one seed of S3, output tokens of
             S4, S5 and S7; num_stop_strings: of S7.
         wrong_temperature: of S2's control that must be told from 1.3; few calls can only see a large error.
@@ -63,6 +63,7 @@ class Setup:
     max_tokens: int = 96
     ks: Sequence[int] = (1, 2, 4, 8, 20)
     num_calls: int = 4000
+    num_seeded_calls: int = 400
     wrong_temperature: float = 1.0
     few_ks: Sequence[int] = (1, 4, 8)
     num_tokens: int = 80
@@ -267,6 +268,7 @@ SMALL: dict[str, Any] = {
     "max_tokens": 16,
     "ks": (1, 8),
     "num_calls": 100,
+    "num_seeded_calls": 10,
     "few_ks": (4,),
     "num_tokens": 24,
     "num_repeats": 2,
@@ -311,7 +313,7 @@ def permutation_test(left: Counter[Any], right: Counter[Any], *, rounds: int = 2
 def _seeded_calls(setup: Setup) -> int:
     """Calls with seed i must equal plain decoding's call by call."""
     params = SamplingParams(temperature=1.3, top_k=2, max_tokens=8)
-    each = [replace(params, seed=seed) for seed in range(max(10, setup.num_calls // 10))]
+    each = [replace(params, seed=seed) for seed in range(setup.num_seeded_calls)]
     prompts = ["The weather today is"] * len(each)
     plain = setup.answers(prompts, each)
     for drafter in setup.drafters:
@@ -380,6 +382,7 @@ def main() -> int:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), metavar="SPEC")
     parser.add_argument("--dtype", default="float32", help="precision of the target (default float32)")
     parser.add_argument("--calls", type=int, default=4000, help="calls an arm of S2 (default 4000)")
+    parser.add_argument("--seeded-calls", type=int, default=400, help="calls of S2 with a seed (default 400)")
     parser.add_argument("--max-tokens", type=int, default=96, help="output tokens of S1 (default 96)")
     parser.add_argument("--small", action="store_true", help="a tenth of the size: minutes instead of an hour")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -390,6 +393,7 @@ def main() -> int:
         target=load_target("smollm2-135m-instruct", dtype=args.dtype),
         drafters=args.drafters,
         num_calls=args.calls,
+        num_seeded_calls=args.seeded_calls,
         max_tokens=args.max_tokens,
     )
     if args.small:
@@ -404,10 +408,15 @@ def main() -> int:
             seen, verdict = {"error": str(error)}, "failed"
         seconds = round(time.perf_counter() - began, 1)
         entry = {"verdict": verdict, "seconds": seconds, "drafters": list(args.drafters), "run": run, "seen": seen}
-        _record(args.output, f"{name}, {args.dtype}", entry)
+        _record(args.output, ", ".join((name, args.dtype, *_subset(args.drafters))), entry)
         failed += verdict == "failed"
         print(f"{name} {verdict} in {seconds} s", flush=True)
     return int(failed > 0)
+
+
+def _subset(drafters: Sequence[str]) -> list[str]:
+    """What an entry of only some drafters is called, so that it stands beside those of others."""
+    return [] if tuple(drafters) == DRAFTERS else [" ".join(drafters)]
 
 
 def _record(path: Path, name: str, entry: dict[str, Any]) -> None:
