@@ -20,6 +20,7 @@ def setup(real_target_f32: Any) -> Setup:
         max_tokens=12,
         ks=(8,),
         num_calls=100,
+        num_seeded_calls=10,
         few_ks=(4,),
         num_tokens=24,
         num_repeats=1,
