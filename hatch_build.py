@@ -20,6 +20,9 @@ class NativeBuildHook(BuildHookInterface):
         """Build for wheels and editable installs; a source distribution carries the sources only."""
         if self.target_name != "wheel":
             return
+        heads = Path(self.root) / "heads"
+        if version != "editable" and heads.is_dir():
+            build_data["force_include"][str(heads)] = "outrider/heads"
         folder = Path(self.root) / "src" / "outrider" / "native"
         spec = importlib.util.spec_from_file_location("outrider_native_build", folder / "build.py")
         assert spec is not None and spec.loader is not None

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from outrider.device import Placement, Precision
+from outrider.drafters import shipped
 from outrider.drafters.build import make_drafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_folder import save_head
@@ -276,6 +277,17 @@ def test_merged_takes_a_head(head_folder: Path) -> None:
     assert isinstance(plain, MergedDrafter) and plain.shape == TreeShape()
     small = make_drafter(f"merged:{head_folder}:num_nodes=9", target)
     assert isinstance(small, MergedDrafter) and small.shape == TreeShape(num_nodes=9)
+
+
+def test_heads_that_came_along_have_names(head_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (head_folder.parent / "no head").mkdir()
+    monkeypatch.setattr(shipped, "HEAD_FOLDERS", (head_folder.parent / "missing", head_folder.parent))
+    assert shipped.shipped_heads() == {"my head": head_folder}
+    drafter = make_drafter("my head:depth=2", tiny_target())
+    assert isinstance(drafter, EagleDrafter) and drafter.name == "my head"
+    assert isinstance(make_drafter("merged:my head", tiny_target()), MergedDrafter)
+    with pytest.raises(ModelNotFound, match=r"one that came along \(my head\)"):
+        make_drafter("merged:mine", tiny_target())
 
 
 def test_wrong_uses_of_heads_are_refused(head_folder: Path, tmp_path: Path) -> None:

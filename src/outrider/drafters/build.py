@@ -9,9 +9,10 @@
 ``slice:8``         the target's first eight layers with its LM head
 ``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
 ``random``          a small model that knows nothing: what a useless drafter costs
-folder of a head    an EAGLE-3 head trained for the target; chains, or trees if a tree option is given; options besides
-                    ``min_prob`` (drafts less likely to be kept are left out), ``window`` (positions looked back at),
-                    ``dtype`` (``bfloat16`` or ``int8`` beside a native target, else ``bfloat16`` or ``float32``)
+a head              an EAGLE-3 head trained for the target: its folder, or the name of one that came along (``heads/``);
+                    chains, or trees if a tree option is given; options besides: ``min_prob`` (drafts less likely to be
+                    kept are left out), ``window`` (positions looked back at), ``dtype`` (``bfloat16`` or ``int8`` beside
+                    a native target, else ``bfloat16`` or ``float32``)
 anything else       a model with the target's tokens: alias, folder, file or hub id
 ==================  ==================================================================================================
 
@@ -31,11 +32,12 @@ from typing import TypeVar, get_args
 from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.head_folder import is_head_folder, load_head
+from outrider.drafters.head_folder import load_head
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.preload import read_answers
+from outrider.drafters.shipped import head_path, shipped_heads
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.tree import TreeShape
 from outrider.drafters.vocab import check_vocabulary
@@ -90,8 +92,10 @@ def make_drafter(
     kind, _, rest = name.partition(":")
     if kind == "merged":
         return _make_merged(spec, rest, options, target, dtype=dtype, tree=tree)
-    if is_head_folder(name):
-        return _make_head(spec, name, options, target, dtype=dtype, tree=_tree_shape(spec, options, tree))
+    folder = head_path(name)
+    if folder is not None:
+        shape = _tree_shape(spec, options, tree)
+        return _make_head(spec, folder, options, target, name=name, dtype=dtype, tree=shape)
     _refuse_unknown(spec, options, (*_TREE_OPTIONS, "dtype"))
     chosen = options.pop("dtype", dtype)
     shape = _tree_shape(spec, options, tree)
@@ -162,16 +166,23 @@ def _make_suffix(spec: str, options: Mapping[str, str], target: LoadedTarget) ->
 
 
 def _make_head(
-    spec: str, folder: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
+    spec: str,
+    folder: Path,
+    options: Mapping[str, str],
+    target: LoadedTarget,
+    *,
+    name: str,
+    dtype: str,
+    tree: TreeShape | None,
 ) -> EagleDrafter:
     _refuse_unknown(spec, options, _HEAD_OPTIONS)
     native = target if isinstance(target, NativeTarget) else None
-    precision = _head_precision(folder, options.get("dtype", dtype), target.placement.precision, native is not None)
+    precision = _head_precision(name, options.get("dtype", dtype), target.placement.precision, native is not None)
     loaded = load_head(folder, target)
     return EagleDrafter(
         loaded.head,
         Placement(device=target.spec.device, precision=precision),
-        name=folder,
+        name=name,
         tree=tree,
         min_prob=_number(spec, options, "min_prob", float, 0.0),
         window=_number(spec, options, "window", int, loaded.head.config.max_positions),
@@ -179,7 +190,7 @@ def _make_head(
     )
 
 
-def _head_precision(folder: str, dtype: str, of_target: Precision, is_native: bool) -> Precision:
+def _head_precision(name: str, dtype: str, of_target: Precision, is_native: bool) -> Precision:
     """Beside a native target a head runs natively, unless float32 is asked for; int8 runs nowhere else."""
     default: Precision = "bfloat16"
     if of_target == "float32" or (of_target == "int8" and is_native):
@@ -190,21 +201,23 @@ def _head_precision(folder: str, dtype: str, of_target: Precision, is_native: bo
         return precision
     why = " beside a target that is not native" if precision == "int8" else ""
     raise ConfigError(
-        f"draft dtype {precision} is not possible for the head {folder}{why}; allowed: auto, {', '.join(allowed)}"
+        f"draft dtype {precision} is not possible for the head {name}{why}; allowed: auto, {', '.join(allowed)}"
     )
 
 
 def _make_merged(
-    spec: str, folder: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
+    spec: str, name: str, options: Mapping[str, str], target: LoadedTarget, *, dtype: str, tree: TreeShape | None
 ) -> MergedDrafter:
-    if not is_head_folder(folder):
+    folder = head_path(name) if name else None
+    if folder is None:
+        known = ", ".join(shipped_heads()) or "none"
         raise ModelNotFound(
-            f"drafter {spec!r}: {folder or 'nothing'} is not the folder of a head; give merged:HEAD, "
-            "HEAD being a folder that outrider train wrote"
+            f"drafter {spec!r}: {name or 'nothing'} is not the folder of a head; give merged:HEAD, "
+            f"HEAD being a folder that outrider train wrote, or one that came along ({known})"
         )
     shape = _tree_shape(spec, options, tree) or TreeShape()
-    head = _make_head(spec, folder, options, target, dtype=dtype, tree=shape)
-    return MergedDrafter(SuffixDrafter(), head, shape=shape, name=f"merged:{folder}")
+    head = _make_head(spec, folder, options, target, name=name, dtype=dtype, tree=shape)
+    return MergedDrafter(SuffixDrafter(), head, shape=shape, name=f"merged:{name}")
 
 
 def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -> TreeShape | None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from outrider.device import one_torch_thread
+from outrider.device import Precision, one_torch_thread
 from outrider.drafters.base import Drafter
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.eagle_head import EagleHead
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.metrics import SpeculationStats
-from outrider.models.base import Target
+from outrider.models.base import LoadedTarget, Target
+from outrider.models.native import NativeTarget
 from outrider.sampling.params import SamplingParams
 from outrider.train.corpus import Text
 from outrider.train.packing import TrainBatch
 from outrider.train.unroll import UnrolledHead
 
-__all__ = ["Acceptance", "decode_held_out", "forced_agreement", "prompt_tokens"]
+__all__ = ["Acceptance", "decode_held_out", "forced_agreement", "head_drafter", "prompt_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,14 @@ def prompt_tokens(text: Text) -> list[int]:
     while end > 0 and text.trained[end - 1]:
         end -= 1
     return list(text.tokens[:end])
+
+
+def head_drafter(head: EagleHead, target: LoadedTarget) -> EagleDrafter:
+    """The head with the weights of this moment, in bfloat16 or float32 as served: natively beside a native target."""
+    is_exact = target.placement.precision == "float32"
+    precision: Precision = "float32" if is_exact else "bfloat16"
+    context = target.context if isinstance(target, NativeTarget) and not is_exact else None
+    return EagleDrafter(head, replace(target.placement, precision=precision), context=context)
 
 
 def decode_held_out(

@@ -22,7 +22,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, save_head
@@ -36,7 +35,7 @@ from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus, Text, check_any_trained
 from outrider.train.curves import write_curves
 from outrider.train.data import DraftVocabulary, Schedule, choose_vocabulary, split_held_out
-from outrider.train.evaluate import Acceptance, decode_held_out, forced_agreement, prompt_tokens
+from outrider.train.evaluate import Acceptance, decode_held_out, forced_agreement, head_drafter, prompt_tokens
 from outrider.train.forecast import Plan, matrix_rate, run_trial
 from outrider.train.loop import Trainer, UpdateReport, load_batch
 from outrider.train.packing import rows_of
@@ -304,7 +303,7 @@ class _Run:
             self._save_head({})
             return
         self._report.progress("training", trainer.update, len(trainer.schedule), "evaluating")
-        drafter = EagleDrafter(trainer.head, job.target.placement)
+        drafter = head_drafter(trainer.head, job.target)
         prompts = [prompt_tokens(text) for text in self._held]
         found = decode_held_out(job.target, drafter, prompts, max_tokens=job.held_out_tokens)
         live = LiveStates(target=job.target, tap_layers=job.shape.tap_layers, num_law_tokens=1)

@@ -1,0 +1,26 @@
+"""Heads that come with the package, known by their names: in a clone under ``heads/``, in a wheel inside the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.drafters.head_folder import is_head_folder
+
+__all__ = ["HEAD_FOLDERS", "head_path", "shipped_heads"]
+
+_PACKAGE = Path(__file__).parents[1]
+HEAD_FOLDERS = (_PACKAGE / "heads", _PACKAGE.parents[1] / "heads")
+"""Where heads lie: a wheel puts them into the package; a clone keeps them beside ``src``."""
+
+
+def shipped_heads() -> dict[str, Path]:
+    """Name and folder of each head that came along, in order of the names."""
+    found = {path.name: path for folder in reversed(HEAD_FOLDERS) if folder.is_dir() for path in folder.iterdir()}
+    return {name: path for name, path in sorted(found.items()) if is_head_folder(path)}
+
+
+def head_path(name: str) -> Path | None:
+    """The folder of a head, given as a path or by the name of one that came along; ``None`` if it is neither."""
+    if is_head_folder(name):
+        return Path(name).expanduser()
+    return shipped_heads().get(name) if "/" not in name else None
