@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter", "DrafterWithPath", "TapDrafter"]
+__all__ = ["DraftRequest", "Drafter", "DrafterWithMemory", "DrafterWithPath", "SharingDrafter", "TapDrafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +99,32 @@ class DrafterWithPath(Protocol):
     """
 
     path: str
+
+
+@runtime_checkable
+class DrafterWithMemory(Protocol):
+    """A drafter that keeps keys, values or hidden states of each sequence, which a memory budget must count."""
+
+    def memory_bytes(self, num_tokens: int) -> int:
+        """Most bytes that a sequence of ``num_tokens`` tokens takes."""
+        ...
+
+    def suspend(self, sequence: int) -> None:
+        """The sequence is put back for a while: give its memory back. ``finish`` may follow without a ``resume``."""
+        ...
+
+    def resume(self, sequence: int, tokens: Sequence[int]) -> None:
+        """It is read again, with what it has committed since its start; a :class:`TapDrafter`'s taps follow anew."""
+        ...
+
+
+@runtime_checkable
+class SharingDrafter(Protocol):
+    """A drafter that remembers finished sequences and drafts from them for others.
+
+    How fast a draft is accepted shows what others have said, so only sequences of one scope may learn from each other.
+    """
+
+    def assign(self, sequence: int, scope: str | None) -> None:
+        """Called before ``start``: which scope the sequence belongs to; ``None`` is a scope like any other."""
+        ...

@@ -137,8 +137,14 @@ class EagleReader:
         self._texts[sequence] = _Text(self._entries.take_row())
 
     def finish(self, sequence: int) -> None:
-        """It ended."""
-        self._entries.give_row(self._texts.pop(sequence).row)
+        """It ended, or is put back for a while, or ends after it was put back."""
+        text = self._texts.pop(sequence, None)
+        if text is not None:
+            self._entries.give_row(text.row)
+
+    def waiting_bytes(self) -> int:
+        """Bytes of all taps that wait."""
+        return sum(taps.numel() * taps.element_size() for text in self._texts.values() for taps in text.waiting)
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Taps of the committed tokens at positions ``start`` and on; older ones than the window are dropped."""
