@@ -154,3 +154,26 @@ def test_our_own_broken_invariants_are_not_hidden(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(OutputText, "add", broken)
     with pytest.raises(AssertionError, match="cannot be"):
         engine.step()
+
+
+def test_rows_of_a_pass_that_failed_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass wrote its rows, drafts included, and failed behind that: nobody may begin with them."""
+    forward = TableModel.forward_greedy
+
+    def broken(self: TableModel, rows: PackedRows, cache: object, *, taps: Sequence[int] = ()) -> GreedyResult:
+        result = forward(self, rows, cache, taps=taps)  # type: ignore[arg-type]
+        if len(rows.tokens_R) > 1 and int(rows.positions_R[0]) > 30:
+            raise RuntimeError("too late")
+        return result
+
+    prompt = [1, 2, 3] * 10
+    wrong = Scripted(lambda request: Proposal.chain([0, 0, 0][: request.num_draft_tokens], drafter="wrong"), "wrong")
+    engine = engine_of(wrong, num_cached_prefixes=4)
+    monkeypatch.setattr(TableModel, "forward_greedy", broken)
+    [failed] = engine.generate([prompt], GREEDY)
+    monkeypatch.undo()
+    assert failed.finish_reason is FinishReason.ERROR and len(failed.token_ids) >= 1
+    assert engine.stats().num_prefixes == 0
+    again = [*prompt, *failed.token_ids, 0, 0]
+    [got], [fresh] = engine.generate([again], GREEDY), engine_of().generate([again], GREEDY)
+    assert got.token_ids == fresh.token_ids
