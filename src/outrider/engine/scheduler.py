@@ -87,11 +87,6 @@ class Scheduler:
         self.num_reused_tokens = 0
         self._nodes_ahead = MAX_DRAFT_TOKENS if machinery.drafter is not None and config.num_draft_tokens else 0
 
-    @property
-    def has_work(self) -> bool:
-        """True while anybody is anywhere."""
-        return bool(len(self.waiting) or self.put_back or self.reading or self.running)
-
     def sequences(self) -> Iterable[LiveSequence]:
         """Everybody."""
         for tickets in (self.waiting, self.put_back, self.reading):
