@@ -254,7 +254,7 @@ def test_sequences_put_back_in_the_middle_of_speculation_go_on_as_if_nothing_had
 
 
 def test_the_oldest_gets_ahead_while_the_young_give_way() -> None:
-    engine = engine_of(budget_tokens=200, num_cached_prefixes=0)
+    engine = engine_of(budget_tokens=240, num_cached_prefixes=0)
     ids = [engine.submit([1, 2, 3] * 10, replace(LONG, max_tokens=100), id=str(index)) for index in range(3)]
     ended = [event.id for event in run_out(engine) if event.result is not None]
     assert ended == ids
@@ -262,7 +262,7 @@ def test_the_oldest_gets_ahead_while_the_young_give_way() -> None:
 
 
 def test_the_urgent_are_put_back_last() -> None:
-    engine = engine_of(budget_tokens=200, num_cached_prefixes=0)
+    engine = engine_of(budget_tokens=240, num_cached_prefixes=0)
     engine.submit([1, 2, 3] * 10, replace(LONG, max_tokens=100), id="patient", priority=1)
     engine.step()
     engine.submit([3, 2, 1] * 10, replace(LONG, max_tokens=100), id="urgent")
@@ -320,7 +320,7 @@ def test_prompts_of_several_requests_are_read_together() -> None:
 @pytest.mark.parametrize("stage", ["waiting", "reading", "running", "put back"])
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_a_request_can_end_early_at_any_stage(stage: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of("hoarder", budget_tokens=400, max_batch_size=3, prefill_while_decoding=4)
+    engine = engine_of("hoarder", budget_tokens=1000, max_batch_size=3, prefill_while_decoding=4)
     seconds = 1e9 if how == "cancel" else 1e6
     engine.submit([1, 2] * 10, replace(LONG, max_tokens=100), id="other")
     engine.step()

@@ -23,8 +23,9 @@ UNKNOWN_FREE = 4 * 10**9
 
 def resolve_budget(config: EngineConfig, device: torch.device) -> float:
     """``cache_memory_gb`` as a number: itself, or for ``auto`` a share of what is free now, in steps of 0.1."""
-    if config.cache_memory_gb != "auto":
-        return config.cache_memory_gb
+    given = config.cache_memory_gb
+    if not isinstance(given, str):
+        return given
     free = free_memory_bytes(device)
     return max(0.1, round(SHARE_OF_FREE * (UNKNOWN_FREE if free is None else free) / 1e9, 1))
 
