@@ -57,7 +57,7 @@ SCHEDULERS = (
     Mutant(
         name="the_drafter_costs_nothing",
         file="engine/memory.py",
-        old="        return 0 if self._drafter is None else self._drafter.memory_bytes(num_tokens)\n",
+        old="        return sum(part.memory_bytes(num_tokens) for part in self._parts)\n",
         new="        return 0\n",
         tests=(PUT_BACK, f"{TARGETS}::test_a_crowd_in_little_memory_gives_what_each_gives_alone"),
         why="heads and draft models keep keys and values of their own",

@@ -16,7 +16,16 @@ from torch import Tensor
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter", "DrafterWithMemory", "DrafterWithPath", "SharingDrafter", "TapDrafter"]
+__all__ = [
+    "CompositeDrafter",
+    "DraftRequest",
+    "Drafter",
+    "DrafterWithMemory",
+    "DrafterWithPath",
+    "SharingDrafter",
+    "TapDrafter",
+    "parts_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class DrafterWithMemory(Protocol):
         ...
 
     def suspend(self, sequence: int) -> None:
-        """The sequence is put back for a while: give its memory back. ``finish`` may follow without a ``resume``."""
+        """The sequence is put back for a while: give its memory back."""
         ...
 
     def resume(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -128,3 +137,23 @@ class SharingDrafter(Protocol):
     def assign(self, sequence: int, scope: str | None) -> None:
         """Called before ``start``: which scope the sequence belongs to; ``None`` is a scope like any other."""
         ...
+
+
+@runtime_checkable
+class CompositeDrafter(Protocol):
+    """A drafter that is made of others, and passes on to them what it is told.
+
+    Attributes:
+        parts: those others; what they keep in memory, and whom they learn from, is arranged with them directly.
+    """
+
+    parts: tuple[Drafter, ...]
+
+
+def parts_of(drafter: Drafter | None) -> list[Drafter]:
+    """The drafters that are not made of others: of which this one is made, or this one itself."""
+    if drafter is None:
+        return []
+    if isinstance(drafter, CompositeDrafter):
+        return [leaf for part in drafter.parts for leaf in parts_of(part)]
+    return [drafter]

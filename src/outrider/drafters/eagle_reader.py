@@ -137,10 +137,8 @@ class EagleReader:
         self._texts[sequence] = _Text(self._entries.take_row())
 
     def finish(self, sequence: int) -> None:
-        """It ended, or is put back for a while, or ends after it was put back."""
-        text = self._texts.pop(sequence, None)
-        if text is not None:
-            self._entries.give_row(text.row)
+        """It ended, or is put back for a while."""
+        self._entries.give_row(self._texts.pop(sequence).row)
 
     def waiting_bytes(self) -> int:
         """Bytes of all taps that wait."""

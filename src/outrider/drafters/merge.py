@@ -41,15 +41,12 @@ class MergedDrafter:
         self.shape = shape
         self.suffix = suffix
         self.head = head
+        self.parts = (suffix, head)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tell both."""
         self.suffix.start(sequence, tokens)
         self.head.start(sequence, tokens)
-
-    def assign(self, sequence: int, scope: str | None) -> None:
-        """Tell the suffix index whose texts it may draft from."""
-        self.suffix.assign(sequence, scope)
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Hidden states, for the head."""
@@ -74,22 +71,6 @@ class MergedDrafter:
         """Tell both."""
         self.suffix.finish(sequence)
         self.head.finish(sequence)
-
-    def memory_bytes(self, num_tokens: int) -> int:
-        """Most bytes that a sequence takes with the head."""
-        return self.head.memory_bytes(num_tokens)
-
-    def suspend(self, sequence: int) -> None:
-        """Tell the head; the suffix index keeps no keys and values."""
-        self.head.suspend(sequence)
-
-    def resume(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Tell the head."""
-        self.head.resume(sequence, tokens)
-
-    def num_bytes(self) -> int:
-        """Bytes that the head holds."""
-        return self.head.num_bytes()
 
 
 def merge_trees(trees: Sequence[ScoredTree], num_nodes: int, *, drafter: str) -> Proposal:

@@ -77,7 +77,7 @@ class Engine:
         )
         self._has_own_threads = target.spec.path.startswith("native")
         self.planner = Planner(self.config, self._row_costs(costs))
-        self._memory = CacheMemory(self._machinery.cache, drafter, round(budget_gb * 1e9))
+        self._memory = CacheMemory(self._machinery.cache, self._machinery.drafter, round(budget_gb * 1e9))
         self._scheduler = Scheduler(self._machinery, self.config, self._memory)
         self._meter = Meter()
         self._ids, self._keys, self._numbers = itertools.count(), itertools.count(), itertools.count()

@@ -10,7 +10,7 @@ import torch
 
 from outrider.cache.base import Cache, MeteredCache
 from outrider.device import free_memory_bytes
-from outrider.drafters.base import Drafter, DrafterWithMemory
+from outrider.drafters.base import Drafter, DrafterWithMemory, parts_of
 from outrider.engine.config import EngineConfig
 
 __all__ = ["CacheMemory", "resolve_budget"]
@@ -35,7 +35,7 @@ class CacheMemory:
 
     Args:
         cache: the target's. One that cannot tell its bytes costs nothing.
-        drafter: counts where it is a :class:`outrider.drafters.base.DrafterWithMemory`.
+        drafter: its parts count that are :class:`outrider.drafters.base.DrafterWithMemory`.
         budget_bytes: what :attr:`in_use` may reach.
     """
 
@@ -43,7 +43,7 @@ class CacheMemory:
         self.cache = cache
         self.budget_bytes = budget_bytes
         self._meter = cache if isinstance(cache, MeteredCache) else None
-        self._drafter = drafter if isinstance(drafter, DrafterWithMemory) else None
+        self._parts = [part for part in parts_of(drafter) if isinstance(part, DrafterWithMemory)]
         self._rooms: dict[int, int] = {}
         self._slot_bytes: dict[int, int] = {}
         self._drafter_bytes: dict[int, int] = {}
@@ -55,7 +55,7 @@ class CacheMemory:
 
     def drafter_cost(self, num_tokens: int) -> int:
         """Bytes that the drafter may need for a sequence of ``num_tokens``."""
-        return 0 if self._drafter is None else self._drafter.memory_bytes(num_tokens)
+        return sum(part.memory_bytes(num_tokens) for part in self._parts)
 
     def cost(self, num_tokens: int) -> int:
         """Bytes of a running sequence with room for ``num_tokens``."""

@@ -17,15 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from outrider.drafters.base import DrafterWithMemory, SharingDrafter
 from outrider.engine.config import MAX_DRAFT_TOKENS, EngineConfig
+from outrider.engine.following import Following
 from outrider.engine.memory import CacheMemory
 from outrider.engine.prefixes import Prefix, PrefixPool
 from outrider.engine.queue import FairQueue, Ticket
 from outrider.engine.reading import Chunk, share_out
 from outrider.engine.sequence import NO_SLOT, LiveSequence
 from outrider.engine.step import Machinery
-from outrider.engine.taps import tap_reader
 from outrider.types import FinishReason
 
 __all__ = ["PassPlan", "Scheduler"]
@@ -74,7 +73,7 @@ class Scheduler:
     """
 
     def __init__(self, machinery: Machinery, config: EngineConfig, memory: CacheMemory) -> None:
-        self._drafter = machinery.drafter
+        self._following = Following(machinery.drafter)
         self._config = config
         self.memory = memory
         self.prefixes = PrefixPool(memory, config.num_cached_prefixes)
@@ -136,8 +135,7 @@ class Scheduler:
             self._leave_ticket(sequence)
         if sequence.slot != NO_SLOT:
             self._give_slot(sequence)
-        if sequence.is_drafted_for:
-            self._finish_drafting(sequence)
+        self._following.finish(sequence)
         self.memory.forget_drafter(sequence.key)
 
     def _give_slot(self, sequence: LiveSequence) -> None:
@@ -231,20 +229,8 @@ class Scheduler:
         self.reading.append(ticket)
         for sequence in ticket.sequences:
             sequence.started = sequence.started or perf_counter()
-            self._tell_drafter(sequence)
+            self._following.start(sequence)
         return True
-
-    def _tell_drafter(self, sequence: LiveSequence) -> None:
-        drafter = self._drafter
-        if drafter is None:
-            return
-        if not sequence.is_drafted_for:
-            if isinstance(drafter, SharingDrafter):
-                drafter.assign(sequence.key, sequence.request.scope)
-            drafter.start(sequence.key, sequence.tokens)
-            sequence.is_drafted_for = True
-        elif isinstance(drafter, DrafterWithMemory):
-            drafter.resume(sequence.key, sequence.tokens)
 
     def _keep_going(self, sequence: LiveSequence) -> None:
         """Room for the next step of a running sequence; whoever is younger gives way, or it gives way itself."""
@@ -289,20 +275,8 @@ class Scheduler:
             self.num_preemptions += 1
             self.memory.give(each.slot)
             each.slot = NO_SLOT
-            self._suspend(each)
-
-    def _suspend(self, sequence: LiveSequence) -> None:
-        """Drafters that keep nothing but the text go on as if nothing had happened."""
-        if isinstance(self._drafter, DrafterWithMemory):
-            self._drafter.suspend(sequence.key)
-        elif tap_reader(self._drafter) is not None:
-            self._finish_drafting(sequence)
-        self.memory.forget_drafter(sequence.key)
-
-    def _finish_drafting(self, sequence: LiveSequence) -> None:
-        assert self._drafter is not None
-        sequence.is_drafted_for = False
-        self._drafter.finish(sequence.key)
+            self._following.suspend(each)
+            self.memory.forget_drafter(each.key)
 
     @contextmanager
     def _isolated(self, sequences: Iterable[LiveSequence]) -> Iterator[None]:

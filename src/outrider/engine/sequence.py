@@ -54,7 +54,8 @@ class LiveSequence:
         room: tokens that its cache may hold.
         started, first_token, finished: times; 0 until then.
         num_preemptions: how often it was put back for want of memory.
-        num_delivered: output tokens that events have handed out; is_drafted_for: the drafter knows it.
+        num_delivered: output tokens that events have handed out.
+        is_followed: the drafter knows it; is_suspended: and has given its memory back.
         error: what went wrong, if it ended with reason ``error``.
     """
 
@@ -76,7 +77,8 @@ class LiveSequence:
     finished: float = 0.0
     num_preemptions: int = 0
     num_delivered: int = 0
-    is_drafted_for: bool = False
+    is_followed: bool = False
+    is_suspended: bool = False
     error: str = ""
 
     @property
