@@ -184,8 +184,8 @@ class Engine:
             events += self._end(self._scheduler.take_faulty())
             if not plan.is_empty:
                 events += self._run(plan)
-            self._intake.ends_per_s = self._meter.ends_per_s
             self._stats = self._meter.snapshot(self._scheduler)
+            self._intake.ends_per_s = self._meter.ends_per_s
             return events
 
     def generate(

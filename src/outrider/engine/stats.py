@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.engine.result import GenerationResult
@@ -65,6 +65,28 @@ class EngineStats:
         return asdict(self)
 
 
+@dataclass(slots=True)
+class _Recent:
+    """Values of the last seconds and their sum, kept up to date: a pass must not pay for long lists."""
+
+    values: deque[tuple[float, float]] = field(default_factory=deque)
+    total: float = 0.0
+
+    def add(self, now: float, value: float) -> None:
+        self.values.append((now, value))
+        self.total += value
+
+    def forget(self, oldest: float) -> None:
+        while self.values and self.values[0][0] < oldest:
+            self.total -= self.values.popleft()[1]
+        if not self.values:
+            self.total = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / len(self.values) if self.values else None
+
+
 class Meter:
     """Sums for :class:`EngineStats`.
 
@@ -75,8 +97,7 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._begun = clock()
-        self._tokens: deque[tuple[float, int]] = deque()
-        self._ended: deque[tuple[float, float, float | None]] = deque()
+        self._tokens, self._queue_ms, self._first_ms = _Recent(), _Recent(), _Recent()
         self._num_finished = self._num_failed = 0
         self._prompt_tokens = self._recomputed_tokens = self._output_tokens = 0
 
@@ -87,18 +108,27 @@ class Meter:
             self._recomputed_tokens += len(chunk.tokens) if chunk.ticket.was_put_back else 0
         count = sum(len(report.tokens) for report in reports)
         self._output_tokens += count
-        self._tokens.append((self._clock(), count))
+        self._tokens.add(self._clock(), count)
 
     def add_end(self, result: GenerationResult) -> None:
         """A choice ended."""
+        now, timing = self._clock(), result.timing
         self._num_finished += 1
         self._num_failed += result.finish_reason is FinishReason.ERROR
-        self._ended.append((self._clock(), result.timing.queue, result.timing.first_token))
+        self._queue_ms.add(now, timing.queue)
+        if timing.first_token is not None:
+            self._first_ms.add(now, timing.first_token)
+
+    @property
+    def ends_per_s(self) -> float:
+        """Choices that ended, of the last seconds."""
+        return len(self._queue_ms.values) / self._span()
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         """All of it, beside where everybody is now."""
-        self._forget()
-        firsts = [first for _, _, first in self._ended if first is not None]
+        oldest = self._clock() - WINDOW_S
+        for recent in (self._tokens, self._queue_ms, self._first_ms):
+            recent.forget(oldest)
         return EngineStats(
             running=len(scheduler.running),
             reading=sum(len(ticket.sequences) for ticket in scheduler.reading),
@@ -111,37 +141,20 @@ class Meter:
             recomputed_tokens=self._recomputed_tokens,
             reused_tokens=scheduler.num_reused_tokens,
             output_tokens=self._output_tokens,
-            tokens_per_s=sum(count for _, count in self._tokens) / self._span(),
-            queue_ms=_mean([queue for _, queue, _ in self._ended]),
-            first_token_ms=_mean(firsts),
+            tokens_per_s=self._tokens.total / self._span(),
+            queue_ms=self._queue_ms.mean,
+            first_token_ms=self._first_ms.mean,
             cache_bytes_in_use=scheduler.memory.in_use,
             cache_bytes_budget=scheduler.memory.budget_bytes,
             num_prefixes=len(scheduler.prefixes),
             prefix_bytes=scheduler.prefixes.num_bytes,
         )
 
-    @property
-    def ends_per_s(self) -> float:
-        """Choices that ended, of the last seconds."""
-        self._forget()
-        return len(self._ended) / self._span()
-
     def _span(self) -> float:
         return min(WINDOW_S, max(self._clock() - self._begun, 1e-3))
-
-    def _forget(self) -> None:
-        oldest = self._clock() - WINDOW_S
-        while self._tokens and self._tokens[0][0] < oldest:
-            self._tokens.popleft()
-        while self._ended and self._ended[0][0] < oldest:
-            self._ended.popleft()
 
 
 def retry_after_s(num_waiting: int, ends_per_s: float) -> float:
     """When a quarter of those that wait should have been started, if choices go on ending as they do now."""
     wished = (1 + num_waiting / 4) / ends_per_s if ends_per_s else 1.0
     return min(max(1.0, wished), LONGEST_RETRY_S)
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
