@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -385,6 +386,31 @@ def test_draining_finishes_what_was_accepted_and_takes_nothing_new() -> None:
     assert engine.is_draining and engine.stats().is_draining
     results = [event.result for event in run_out(engine) if event.result]
     assert [len(result.token_ids) for result in results] == [30, 30, 30]
+
+
+def test_requests_may_come_and_go_from_other_threads_while_steps_run() -> None:
+    engine = engine_of("chains", budget_tokens=500)
+    asked: list[tuple[str, int, int]] = []
+    dropped: set[str] = set()
+
+    def client(number: int) -> None:
+        for turn in range(6):
+            id, prompt, fields = f"{number}-{turn}", (number + turn) % len(PROMPTS), turn % len(FIELDS)
+            asked.append((id, prompt, fields))
+            engine.submit(list(PROMPTS[prompt]), FIELDS[fields], id=id)
+            if turn == number:
+                dropped.add(id)
+                engine.cancel(id)
+            assert engine.stats().cache_bytes_in_use <= engine.cache_bytes_budget
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for each in clients:
+        each.start()
+    events = []
+    while engine.has_work or any(each.is_alive() for each in clients):
+        events += engine.step()
+    check_answers(asked, events, dropped)
+    check_empty(engine)
 
 
 def test_scopes_do_not_share_prompts() -> None:
