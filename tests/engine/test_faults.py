@@ -154,6 +154,29 @@ def test_our_own_broken_invariants_are_not_hidden(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(OutputText, "add", broken)
     with pytest.raises(AssertionError, match="cannot be"):
         engine.step()
+    monkeypatch.undo()
+    [event] = engine.step()
+    assert event.result is not None and event.result.finish_reason is FinishReason.ERROR
+    assert not engine.has_work and engine.cache_bytes_in_use == 0
+
+
+def test_an_interrupted_pass_leaves_nothing_behind_that_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C behind a pass that wrote refused drafts into the cache."""
+    forward = TableModel.forward_greedy
+
+    def stopped(self: TableModel, rows: PackedRows, cache: object, *, taps: Sequence[int] = ()) -> GreedyResult:
+        result = forward(self, rows, cache, taps=taps)  # type: ignore[arg-type]
+        if len(rows.tokens_R) > 1 and int(rows.positions_R[0]) >= 30:
+            raise KeyboardInterrupt
+        return result
+
+    wrong = Scripted(lambda request: Proposal.chain([0, 0, 0][: request.num_draft_tokens], drafter="wrong"), "wrong")
+    engine = engine_of(wrong, num_cached_prefixes=4)
+    monkeypatch.setattr(TableModel, "forward_greedy", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1, 2, 3] * 10], GREEDY)
+    monkeypatch.undo()
+    assert not engine.has_work and engine.stats().num_prefixes == 0 and engine.cache_bytes_in_use == 0
 
 
 def test_rows_of_a_pass_that_failed_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ class Engine:
         self._meter = Meter()
         self._ids, self._keys, self._numbers = itertools.count(), itertools.count(), itertools.count()
         self._undelivered: list[StreamEvent] = []
+        self._interrupted: PassPlan | None = None  # a pass that began and did not end
         self._lock = threading.RLock()  # held for a whole step
         self._intake = Intake(self.config.max_waiting)
         self._stats = EngineStats(cache_bytes_budget=self._memory.budget_bytes)
@@ -340,6 +341,7 @@ class Engine:
 
     def _drop_ended(self) -> list[StreamEvent]:
         """Take in what has come, and end what was cancelled or is past its deadline, wherever it is."""
+        interrupted = [] if self._interrupted is None else self._fail(self._interrupted, InterruptedError("in a pass"))
         inbox, cancelled = self._intake.take()
         for ticket in inbox:
             self._scheduler.waiting.push(ticket)
@@ -353,22 +355,29 @@ class Engine:
                 ended.append((sequence, FinishReason.TIMEOUT))
         for sequence, reason in ended:
             sequence.end_early(reason)
-        return self._end([sequence for sequence, _ in ended])
+        return interrupted + self._end([sequence for sequence, _ in ended])
 
     def _run(self, plan: PassPlan) -> list[StreamEvent]:
         """One pass. A fault of the whole pass ends those that were in it; everybody else, and the engine, go on."""
         self._intake.note_started(ticket.request.id for ticket in plan.tickets)
+        self._interrupted = plan
         try:
             reports = decode_step(self._machinery, plan.sequences, self.planner.budgets(plan.sequences), plan.chunks)
         except AssertionError:
             raise
         except Exception as error:
             _log.exception("a pass over %d sequences failed", len(plan.everybody))
-            for sequence in plan.everybody:
-                sequence.fail(error)
-            return self._end(plan.everybody)
+            return self._fail(plan, error)
         self._scheduler.settle(plan)
+        self._interrupted = None
         return self._report(plan, reports)
+
+    def _fail(self, plan: PassPlan, error: Exception) -> list[StreamEvent]:
+        """End everybody who was in a pass: it may have left anything in their caches."""
+        self._interrupted = None
+        for sequence in plan.everybody:
+            sequence.fail(error)
+        return self._end(plan.everybody)
 
     def _report(self, plan: PassPlan, reports: Sequence[StepReport]) -> list[StreamEvent]:
         self._meter.add_pass(plan, reports)
