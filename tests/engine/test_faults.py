@@ -176,7 +176,7 @@ def test_an_interrupted_pass_leaves_nothing_behind_that_is_shared(monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[1, 2, 3] * 10], GREEDY)
     monkeypatch.undo()
-    assert not engine.has_work and engine.stats().num_prefixes == 0 and engine.cache_bytes_in_use == 0
+    assert not engine.has_work and len(engine._scheduler.prefixes) == 0 == engine.cache_bytes_in_use
 
 
 def test_rows_of_a_pass_that_failed_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:

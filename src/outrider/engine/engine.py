@@ -28,7 +28,7 @@ from outrider.engine.sequence import LiveSequence
 from outrider.engine.stats import EngineStats, Meter
 from outrider.engine.step import Machinery, decode_step
 from outrider.engine.streams import AsyncStreams
-from outrider.errors import CapacityError, ConfigError
+from outrider.errors import ConfigError
 from outrider.models.base import Target
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason, StepReport
@@ -148,7 +148,7 @@ class Engine:
         deadline = None if timeout_s is None else request.submitted + timeout_s
         request = replace(request, number=next(self._numbers), deadline=deadline)
         sequences = build_sequences(request, keys=self._keys, spec=spec, tokenizer=tokenizer)
-        self._check_capacity(sequences[0])
+        self._memory.check(sequences[0].num_prompt, sequences[0].stop.limit)
         self._intake.accept(Ticket(sequences=sequences))
         return id
 
@@ -328,16 +328,6 @@ class Engine:
             gone = set(ids)
             others = [event for event in self._drop_ended() if event.id not in gone]
             self._undelivered = [event for event in self._undelivered if event.id not in gone] + others
-
-    def _check_capacity(self, sequence: LiveSequence) -> None:
-        num_tokens = sequence.num_prompt + sequence.stop.limit
-        needed, budget = self._memory.cost(num_tokens), self._memory.budget_bytes
-        if needed > budget:
-            raise CapacityError(
-                f"the request's {sequence.num_prompt} prompt tokens and up to {sequence.stop.limit} more need "
-                f"{needed / 1e6:.1f} MB of cache, and there are {budget / 1e6:.1f} MB; shorten the prompt, lower "
-                "max_tokens, or raise cache_memory_gb"
-            )
 
     def _drop_ended(self) -> list[StreamEvent]:
         """Take in what has come, and end what was cancelled or is past its deadline, wherever it is."""

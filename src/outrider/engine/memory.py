@@ -12,6 +12,7 @@ from outrider.cache.base import Cache, MeteredCache
 from outrider.device import free_memory_bytes
 from outrider.drafters.base import Drafter, DrafterWithMemory, parts_of
 from outrider.engine.config import EngineConfig
+from outrider.errors import CapacityError
 
 __all__ = ["CacheMemory", "resolve_budget"]
 
@@ -60,6 +61,20 @@ class CacheMemory:
     def cost(self, num_tokens: int) -> int:
         """Bytes of a running sequence with room for ``num_tokens``."""
         return self.slot_cost(num_tokens) + self.drafter_cost(num_tokens)
+
+    def check(self, num_prompt: int, limit: int) -> None:
+        """Refuse a request that could not finish even alone.
+
+        Raises:
+            CapacityError: with the numbers.
+        """
+        needed = self.cost(num_prompt + limit)
+        if needed > self.budget_bytes:
+            raise CapacityError(
+                f"the request's {num_prompt} prompt tokens and up to {limit} more need {needed / 1e6:.1f} MB of cache, "
+                f"and there are {self.budget_bytes / 1e6:.1f} MB; shorten the prompt, lower max_tokens, or raise "
+                "cache_memory_gb"
+            )
 
     def fits(self, num_bytes: int) -> bool:
         """True if so many bytes more are inside the budget."""
