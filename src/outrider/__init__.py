@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import (
     Cancelled,
+    CapacityError,
     ConfigError,
     DataError,
+    DrainingError,
     MissingExtra,
     ModelError,
     ModelNotFound,
     OutriderError,
     PromptError,
+    QueueFullError,
     SamplingError,
     UnsupportedModel,
     VocabularyMismatch,
@@ -43,8 +46,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cancelled",
+    "CapacityError",
     "ConfigError",
     "DataError",
+    "DrainingError",
     "Engine",
     "EngineConfig",
     "GenerationResult",
@@ -53,6 +58,7 @@ __all__ = [
     "ModelNotFound",
     "OutriderError",
     "PromptError",
+    "QueueFullError",
     "SamplingError",
     "SamplingParams",
     "UnsupportedModel",

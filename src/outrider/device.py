@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "PRECISIONS",
     "Placement",
     "Precision",
+    "free_memory_bytes",
     "one_torch_thread",
     "resolve_placement",
     "set_num_threads",
@@ -121,3 +123,33 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read next is honest. Free on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """Memory of the device that is free now, a container's limit respected; ``None`` where nobody says."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    known = [free for free in (_system_free_bytes(), _container_free_bytes()) if free is not None]
+    return min(known, default=None)
+
+
+def _system_free_bytes() -> int | None:
+    """Linux's own estimate of what programs can still take."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    values = dict(line.split(":", 1) for line in lines if ":" in line)
+    available = values.get("MemAvailable", "").split()
+    return int(available[0]) * 1024 if available else None
+
+
+def _container_free_bytes() -> int | None:
+    """What the control group of this process may still take, if it is limited."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None

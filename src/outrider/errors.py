@@ -17,6 +17,9 @@ The command line prints that text as one line and exits with status 2. Broken in
     |- PromptError          an empty prompt, one longer than the window, a chat the template refuses
     |- DataError            a broken line or file of prompts
     |- MissingExtra         an optional dependency that is not installed
+    |- CapacityError        a request that could never fit into the cache's memory
+    |- QueueFullError       as many requests wait as may wait
+    |- DrainingError        the engine finishes what it has accepted and takes nothing new
     `- Cancelled            the request was cancelled by its owner
 """
 
@@ -27,13 +30,16 @@ from collections.abc import Iterable
 
 __all__ = [
     "Cancelled",
+    "CapacityError",
     "ConfigError",
     "DataError",
+    "DrainingError",
     "MissingExtra",
     "ModelError",
     "ModelNotFound",
     "OutriderError",
     "PromptError",
+    "QueueFullError",
     "SamplingError",
     "UnsupportedModel",
     "VocabularyMismatch",
@@ -84,6 +90,26 @@ class DataError(OutriderError, ValueError):
 
 class MissingExtra(OutriderError, ImportError):
     """An optional dependency that is not installed; the text names the extra."""
+
+
+class CapacityError(OutriderError, ValueError):
+    """A request whose keys and values could never fit into the cache's memory, even alone."""
+
+
+class QueueFullError(OutriderError):
+    """As many requests wait as may wait; nothing was queued.
+
+    Attributes:
+        retry_after_s: when a place should be free, judged by how fast requests end now.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DrainingError(OutriderError):
+    """The engine finishes what it has accepted and takes nothing new."""
 
 
 class Cancelled(OutriderError):

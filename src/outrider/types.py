@@ -33,6 +33,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
     ERROR = "error"
 
 
@@ -133,7 +134,11 @@ class StepReport:
         drafter: who proposed; empty when nobody did.
         draft_ms, verify_ms, other_ms: this sequence's pass: drafting, target pass + verdict, the rest.
         batch_size: sequences that shared the pass; rows: packed rows of the pass.
-        is_prefill: True for the pass that read the prompt; it commits one token that no metric counts.
+        prefill_rows: those of ``rows`` that read prompts of other sequences meanwhile.
+        is_prefill: True for the pass that read the prompt; it commits one token that no metric counts. Times and ``rows``
+            are those of all passes that read a part of it, tokens taken over from a cached prefix left out.
+        is_recomputed: True for a prefill that read the sequence's own output again, after it had been put back for want
+            of memory.
     """
 
     tokens: tuple[int, ...]
@@ -147,7 +152,9 @@ class StepReport:
     other_ms: float = 0.0
     batch_size: int = 1
     rows: int = 1
+    prefill_rows: int = 0
     is_prefill: bool = False
+    is_recomputed: bool = False
     refused: tuple[int, ...] = field(default=())
     """Draft tokens of the first refused sibling group (for ``--show-drafts``); empty when all were kept."""
 

@@ -295,7 +295,7 @@ def test_oldest_responses_are_forgotten_whole() -> None:
     for tokens in texts:
         bounded.preload([tokens])
         assert bounded.num_shared_nodes <= 400
-    kept = bounded._shared.num_texts
+    kept = bounded._shared[None].index.num_texts
     assert 5 < kept < 20
     fresh.max_nodes = 10**6
     fresh.preload(texts[-kept:])
@@ -332,3 +332,38 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(ConfigError, match=f"{name}.*allowed"):
         SuffixDrafter(**options)
+
+
+def test_scopes_learn_nothing_from_each_other() -> None:
+    drafter = SuffixDrafter()
+    drafter.preload([[9, 8, 7, 6]])
+
+    def drafts(sequence: int, scope: str | None, text: list[int], answer: list[int]) -> tuple[int, ...]:
+        drafter.assign(sequence, scope)
+        drafter.start(sequence, text)
+        [proposal] = drafter.propose([wish(text, 3, sequence=sequence)])
+        text += answer
+        drafter.observe(sequence, text, len(answer))
+        drafter.finish(sequence)
+        return proposal.tokens
+
+    drafts(0, "alice", [1], [2, 3, 4, 5])
+    assert drafts(1, "bob", [2, 3], [0]) == ()
+    assert drafts(2, None, [2, 3], [0]) == ()
+    assert drafts(3, "alice", [2, 3], [0])[:2] == (4, 5)
+    for sequence, scope in enumerate(("alice", "bob", None), 4):
+        assert drafts(sequence, scope, [9, 8], [0])[:2] == (7, 6), "what was preloaded is everybody's"
+
+
+def test_all_scopes_together_stay_inside_the_limit() -> None:
+    drafter = SuffixDrafter(max_nodes=300)
+    noise = random.Random(3)
+    for sequence in range(40):
+        drafter.assign(sequence, f"scope-{sequence % 5}")
+        text = noise.choices(range(50), k=10)
+        drafter.start(sequence, text)
+        text += noise.choices(range(50), k=12)
+        drafter.observe(sequence, text, 12)
+        drafter.finish(sequence)
+        assert drafter.num_shared_nodes <= 300
+    assert drafter.num_shared_nodes > 0

@@ -59,6 +59,7 @@ def test_cancelled_while_running_keeps_what_it_has() -> None:
     running = engine()
     id = running.submit([1, 2], LONG)
     running.step()
+    running.step()
     running.cancel(id)
     [event] = running.step()
     assert event.result is not None and event.result.finish_reason is FinishReason.CANCELLED
@@ -182,7 +183,7 @@ def test_results_become_json() -> None:
     assert out["usage"] == {"prompt_tokens": 1, "completion_tokens": 3}
     assert len(out["logprobs"]) == 3
     assert out["speculation"]["drafter"] == "random"
-    assert set(out["timing_ms"]) == {"prefill", "draft", "verify", "other", "total"}
+    assert set(out["timing_ms"]) == {"prefill", "draft", "verify", "other", "queue", "first_token", "total"}
     assert out["settings"]["engine"]["num_draft_tokens"] == 3
 
 

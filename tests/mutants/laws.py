@@ -260,7 +260,7 @@ SAMPLERS = (
     ),
     Mutant(
         name="logprobs_by_depth_instead_of_node",
-        file="engine/step.py",
+        file="engine/commit.py",
         old="tokens = _commit_one(sequence, run, index, (ROOT, *verdict.path), judged.laws)",
         new="tokens = _commit_one(sequence, run, index, tuple(range(ROOT, len(verdict.path))), judged.laws)",
         tests=(f"{IDENTITY}::test_logprobs_do_not_depend_on_drafting",),
@@ -276,7 +276,7 @@ SAMPLERS = (
     ),
     Mutant(
         name="processed_logprobs_forget_the_path",
-        file="engine/step.py",
+        file="engine/commit.py",
         old="paths = [tokens[:depth] for depth in range(count)]",
         new="paths = [() for _ in range(count)]",
         tests=(f"{IDENTITY}::test_logprobs_do_not_depend_on_drafting",),

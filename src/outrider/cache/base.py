@@ -11,9 +11,9 @@ row (0) and the kept draft's row (1). The correction token has no row yet; it is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "MeteredCache"]
 
 
 class Cache(Protocol):
@@ -40,4 +40,21 @@ class Cache(Protocol):
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Make ``target`` (an empty slot) hold the first ``num_tokens`` cached tokens of ``source``."""
+        ...
+
+
+@runtime_checkable
+class MeteredCache(Protocol):
+    """A cache whose memory can be planned: what a scheduler with a budget asks besides."""
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that a slot with room for ``num_tokens`` takes."""
+        ...
+
+    def ensure(self, slot: int, num_tokens: int) -> None:
+        """Make room for ``num_tokens`` in all, and for no more than :meth:`bytes_for` counts."""
+        ...
+
+    def num_bytes(self) -> int:
+        """Bytes held by all slots."""
         ...

@@ -42,23 +42,23 @@ class _Bucket:
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def append(self, slot: int) -> int:
-        """A row for ``slot``; capacity doubles when full."""
+        """A row for ``slot``; capacity grows by a quarter when full, so that few rows are idle."""
         row = len(self.slots)
         if row == self.slab.shape[0]:
-            self._resize(max(1, 2 * row))
+            self._resize(row + max(1, row // 4))
         self.slots.append(slot)
         return row
 
     def remove(self, row: int) -> int | None:
-        """Take a row out; the slot that moved into it, if any. Memory shrinks when three quarters are idle."""
+        """Take a row out; the slot that moved into it, if any. Memory shrinks when half of it is idle."""
         last = len(self.slots) - 1
         moved = None
         if row != last:
             self.slab[row].copy_(self.slab[last])
             self.slots[row] = moved = self.slots[last]
         self.slots.pop()
-        if 4 * last <= self.slab.shape[0]:
-            self._resize(2 * last)
+        if 2 * last <= self.slab.shape[0]:
+            self._resize(last)
         return moved
 
     def _resize(self, num_rows: int) -> None:
@@ -130,6 +130,16 @@ class DenseCache:
         to_bucket.slab[to_row, ..., :num_tokens, :] = from_bucket.slab[from_row, ..., :num_tokens, :]
         self._lengths[target] = num_tokens
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes of a row with room for ``num_tokens``. Slabs hold idle rows besides, at most as many as there are others."""
+        num_layers, num_kv_heads, head_width = self._shape
+        return num_layers * 2 * num_kv_heads * _bucket_size(num_tokens) * head_width * self._like.element_size()
+
+    @torch.inference_mode()
+    def ensure(self, slot: int, num_tokens: int) -> None:
+        """Make room for ``num_tokens`` in all, and for no more than :meth:`bytes_for` counts."""
+        self._reserve(slot, num_tokens)
+
     def num_bytes(self) -> int:
         """Bytes held by all slabs."""
         return sum(bucket.slab.numel() * bucket.slab.element_size() for bucket in self._buckets.values())
@@ -197,9 +207,7 @@ class DenseCache:
         self._remove(bucket, row)
 
     def _place(self, slot: int, num_tokens: int) -> None:
-        num_positions = SMALLEST_BUCKET
-        while num_positions < num_tokens:
-            num_positions *= 2
+        num_positions = _bucket_size(num_tokens)
         bucket = self._buckets.get(num_positions)
         if bucket is None:
             bucket = self._buckets[num_positions] = _Bucket(self._shape, num_positions, self._like)
@@ -212,3 +220,8 @@ class DenseCache:
         moved = bucket.remove(row)
         if moved is not None:
             self._places[moved] = (bucket, row)
+
+
+def _bucket_size(num_tokens: int) -> int:
+    """Positions of the smallest bucket that has room for ``num_tokens``."""
+    return max(SMALLEST_BUCKET, 1 << (num_tokens - 1).bit_length())

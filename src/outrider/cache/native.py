@@ -84,6 +84,17 @@ class NativeCache:
             self._memory[slot] = grown = self._new_memory(max(num_tokens, memory.shape[1] * 32))
             self._copy(memory, grown, self._lengths[slot])
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that a slot with room for ``num_tokens`` takes."""
+        return self._num_sides * 2 * self._capacity(num_tokens) * 32 * self._half_blocks * torch.bfloat16.itemsize
+
+    def ensure(self, slot: int, num_tokens: int) -> None:
+        """Make room for ``num_tokens`` in all, and for no more than :meth:`bytes_for` counts."""
+        memory = self._memory[slot]
+        if num_tokens > memory.shape[1] * 16:
+            self._memory[slot] = grown = self._new_memory(num_tokens)
+            self._copy(memory, grown, self._lengths[slot])
+
     def address(self, slot: int) -> tuple[int, int]:
         """Where the slot's memory is, and for how many positions."""
         memory = self._memory[slot]
@@ -111,8 +122,12 @@ class NativeCache:
 
     def _new_memory(self, num_tokens: int) -> Tensor:
         """``[sides x keys and values, S / 16, 16 x width]``, zeros."""
-        capacity = max(_SMALLEST, -(-num_tokens // _CHUNK) * _CHUNK)
-        return torch.zeros((self._num_sides * 2, capacity // 16, 16 * 32 * self._half_blocks), dtype=torch.bfloat16)
+        shape = (self._num_sides * 2, self._capacity(num_tokens) // 16, 16 * 32 * self._half_blocks)
+        return torch.zeros(shape, dtype=torch.bfloat16)
+
+    @staticmethod
+    def _capacity(num_tokens: int) -> int:
+        return max(_SMALLEST, -(-num_tokens // _CHUNK) * _CHUNK)
 
     @staticmethod
     def _copy(source: Tensor, target: Tensor, num_tokens: int) -> None:

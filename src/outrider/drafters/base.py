@@ -16,7 +16,16 @@ from torch import Tensor
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter", "DrafterWithPath", "TapDrafter"]
+__all__ = [
+    "CompositeDrafter",
+    "DraftRequest",
+    "Drafter",
+    "DrafterWithMemory",
+    "DrafterWithPath",
+    "SharingDrafter",
+    "TapDrafter",
+    "parts_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +108,52 @@ class DrafterWithPath(Protocol):
     """
 
     path: str
+
+
+@runtime_checkable
+class DrafterWithMemory(Protocol):
+    """A drafter that keeps keys, values or hidden states of each sequence, which a memory budget must count."""
+
+    def memory_bytes(self, num_tokens: int) -> int:
+        """Most bytes that a sequence of ``num_tokens`` tokens takes."""
+        ...
+
+    def suspend(self, sequence: int) -> None:
+        """The sequence is put back for a while: give its memory back."""
+        ...
+
+    def resume(self, sequence: int, tokens: Sequence[int]) -> None:
+        """It is read again, with what it has committed since its start; a :class:`TapDrafter`'s taps follow anew."""
+        ...
+
+
+@runtime_checkable
+class SharingDrafter(Protocol):
+    """A drafter that remembers finished sequences and drafts from them for others.
+
+    How fast a draft is accepted shows what others have said, so only sequences of one scope may learn from each other.
+    """
+
+    def assign(self, sequence: int, scope: str | None) -> None:
+        """Called before ``start``: which scope the sequence belongs to; ``None`` is a scope like any other."""
+        ...
+
+
+@runtime_checkable
+class CompositeDrafter(Protocol):
+    """A drafter that is made of others, and passes on to them what it is told.
+
+    Attributes:
+        parts: those others; what they keep in memory, and whom they learn from, is arranged with them directly.
+    """
+
+    parts: tuple[Drafter, ...]
+
+
+def parts_of(drafter: Drafter | None) -> list[Drafter]:
+    """The drafters that are not made of others: of which this one is made, or this one itself."""
+    if drafter is None:
+        return []
+    if isinstance(drafter, CompositeDrafter):
+        return [leaf for part in drafter.parts for leaf in parts_of(part)]
+    return [drafter]

@@ -25,7 +25,7 @@ from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.eagle_native import NativeEntries
 from outrider.drafters.eagle_native_head import NativeHead
 from outrider.drafters.eagle_pass import EaglePass
-from outrider.drafters.eagle_reader import DraftWalk, EagleReader, HeadEntries
+from outrider.drafters.eagle_reader import DraftWalk, EagleReader
 from outrider.drafters.eagle_walk import TorchEntries
 from outrider.drafters.tree import TreeGrowth, TreeShape
 from outrider.errors import ConfigError
@@ -33,6 +33,10 @@ from outrider.native.library import Context
 from outrider.types import NO_DRAFT, Proposal
 
 __all__ = ["EagleDrafter"]
+
+
+MOST_DRAFTS = 128
+"""Longest chain that an engine may ask for."""
 
 
 class EagleDrafter:
@@ -75,8 +79,10 @@ class EagleDrafter:
         self.min_prob = min_prob
         self.taps = head.config.tap_layers
         with torch.inference_mode():
-            entries, self.path = _make_entries(head, placement, context)
-        self._reader = EagleReader(entries, window)
+            self._entries, self.path = _make_entries(head, placement, context)
+        self._window = window
+        self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize
+        self._reader = EagleReader(self._entries, window)
         self._ids_U = head.target_ids().to(placement.device)
         self._vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=self._ids_U)
 
@@ -102,6 +108,24 @@ class EagleDrafter:
     def finish(self, sequence: int) -> None:
         """Forget the sequence."""
         self._reader.finish(sequence)
+
+    def memory_bytes(self, num_tokens: int) -> int:
+        """Most bytes that a sequence takes: entries, a walk's nodes, and hidden states that wait to become entries."""
+        nodes = MOST_DRAFTS if self.tree is None else self.tree.depth * self.tree.width
+        entries = self._entries.most_bytes(num_tokens, self._window, nodes)
+        return entries + min(num_tokens, 2 * self._window) * self._tap_bytes
+
+    def suspend(self, sequence: int) -> None:
+        """Give the sequence's memory back."""
+        self._reader.finish(sequence)
+
+    def resume(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Its hidden states follow anew."""
+        self._reader.open(sequence)
+
+    def num_bytes(self) -> int:
+        """Bytes held by all sequences."""
+        return self._entries.num_bytes() + self._reader.waiting_bytes()
 
     @torch.inference_mode()
     def grow(self, requests: Sequence[DraftRequest], shape: TreeShape) -> list[TreeGrowth]:
@@ -210,7 +234,9 @@ class EagleDrafter:
         return Proposal.chain(chain, drafter=self.name, draft_probs_NV=torch.stack(list(law)) if law else None)
 
 
-def _make_entries(head: EagleHead, placement: Placement, context: Context | None) -> tuple[HeadEntries, str]:
+def _make_entries(
+    head: EagleHead, placement: Placement, context: Context | None
+) -> tuple[TorchEntries | NativeEntries, str]:
     if context is None:
         packed = EaglePass(head, placement)
         return TorchEntries(packed), f"pytorch {str(packed.dtype).removeprefix('torch.')}"

@@ -52,6 +52,12 @@ class HeadMemory:
         if num_positions > self.slab.shape[4]:
             self._resize(self.slab.shape[2], 1 << (num_positions - 1).bit_length())
 
+    def row_bytes(self, num_positions: int) -> int:
+        """Most bytes that a row takes with that many positions: both lengths of the slab grow by doubling."""
+        layers, groups, width = self._shape
+        positions = max(_SMALLEST, 1 << (num_positions - 1).bit_length())
+        return 2 * layers * 2 * groups * positions * width * self.slab.element_size()
+
     def keep_last(self, row: int, count: int, num_kept: int) -> None:
         """Move the last ``num_kept`` of a row's ``count`` entries to its front."""
         self.slab[:, :, row, :, :num_kept] = self.slab[:, :, row, :, count - num_kept : count].clone()

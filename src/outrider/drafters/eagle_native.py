@@ -39,6 +39,16 @@ class NativeEntries:
         """The sequence ended; its memory goes back to the system."""
         self._cache.free(row)
 
+    def most_bytes(self, num_tokens: int, window: int, num_nodes: int) -> int:
+        """Most bytes of a row with entries of ``num_tokens`` tokens, at most ``window`` of them, and a walk's nodes.
+
+        Rows grow by doubling, so one may have twice the room that it needs."""
+        return self._cache.bytes_for(2 * (min(num_tokens, window) + num_nodes))
+
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self._cache.num_bytes()
+
     def keep_last(self, row: int, count: int, num_kept: int) -> None:
         """Of a row's ``count`` entries keep the last ``num_kept``."""
         self._cache.keep(row, base=0, path=range(count - num_kept, count))

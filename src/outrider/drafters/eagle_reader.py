@@ -137,8 +137,12 @@ class EagleReader:
         self._texts[sequence] = _Text(self._entries.take_row())
 
     def finish(self, sequence: int) -> None:
-        """It ended."""
+        """It ended, or is put back for a while."""
         self._entries.give_row(self._texts.pop(sequence).row)
+
+    def waiting_bytes(self) -> int:
+        """Bytes of all taps that wait."""
+        return sum(taps.numel() * taps.element_size() for text in self._texts.values() for taps in text.waiting)
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Taps of the committed tokens at positions ``start`` and on; older ones than the window are dropped."""

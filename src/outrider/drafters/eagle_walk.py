@@ -31,6 +31,16 @@ class TorchEntries:
         """The sequence ended."""
         self._memory.give_row(row)
 
+    def most_bytes(self, num_tokens: int, window: int, num_nodes: int) -> int:
+        """Most bytes of a row with entries of ``num_tokens`` tokens, at most ``window`` of them, and a walk's nodes.
+
+        All rows of the slab are as long as the longest, so each may be a whole window."""
+        return self._memory.row_bytes(window + num_nodes)
+
+    def num_bytes(self) -> int:
+        """Bytes of the slab."""
+        return self._memory.slab.numel() * self._memory.slab.element_size()
+
     def keep_last(self, row: int, count: int, num_kept: int) -> None:
         """Move the last ``num_kept`` of a row's ``count`` entries to its front."""
         self._memory.keep_last(row, count, num_kept)

@@ -27,6 +27,10 @@ from outrider.types import NO_DRAFT, Proposal
 __all__ = ["LMDrafter"]
 
 
+MOST_DRAFTS = 128
+"""Longest chain that an engine may ask for."""
+
+
 class LMDrafter:
     """Drafts with a language model.
 
@@ -71,6 +75,22 @@ class LMDrafter:
     def finish(self, sequence: int) -> None:
         """Free the sequence's cache."""
         self._reader.finish(sequence)
+
+    def memory_bytes(self, num_tokens: int) -> int:
+        """Most bytes that a sequence takes: its text's keys and values, with drafts or one tree behind them."""
+        drafts = MOST_DRAFTS if self.tree is None else 1 + self.tree.depth * self.tree.width
+        return self._reader.memory_bytes(num_tokens, drafts)
+
+    def suspend(self, sequence: int) -> None:
+        """Free the sequence's cache."""
+        self._reader.finish(sequence)
+
+    def resume(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Nothing yet: the text is read when the next draft is asked for."""
+
+    def num_bytes(self) -> int:
+        """Bytes held by all sequences."""
+        return self._reader.num_bytes()
 
     def _draft_chains(self, requests: Sequence[DraftRequest], budgets: Sequence[int]) -> list[Proposal]:
         chains: list[list[int]] = [[] for _ in requests]

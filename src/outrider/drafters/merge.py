@@ -41,6 +41,7 @@ class MergedDrafter:
         self.shape = shape
         self.suffix = suffix
         self.head = head
+        self.parts = (suffix, head)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tell both."""

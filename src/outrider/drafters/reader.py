@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from outrider.cache.base import MeteredCache
 from outrider.models.base import PackedRows, Target
 
 __all__ = ["DraftReader", "DraftTree"]
@@ -123,6 +124,19 @@ class DraftReader:
             text.agreed += 1
             self._cut(text)
         return logits_RV
+
+    def memory_bytes(self, num_tokens: int, num_drafts: int) -> int:
+        """Most bytes of a text of ``num_tokens`` tokens with ``num_drafts`` draft tokens behind it.
+
+        Slots grow by doubling, so a text may have twice the room that it needs.
+        """
+        if not isinstance(self._cache, MeteredCache):
+            return 0
+        return self._cache.bytes_for(2 * (min(num_tokens, self.model.spec.max_positions) + num_drafts))
+
+    def num_bytes(self) -> int:
+        """Bytes held by all texts."""
+        return self._cache.num_bytes() if isinstance(self._cache, MeteredCache) else 0
 
     def finish(self, sequence: int) -> None:
         """Free the sequence's slot."""

@@ -52,10 +52,24 @@ RULES = ("tree", "chain", "paper")
 
 
 @dataclass(slots=True)
+class _Shared:
+    """Responses of finished sequences of one scope; nodes known from an older version may have been split or removed."""
+
+    index: SuffixIndex
+    version: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Without the one that every index has."""
+        return self.index.num_nodes - 1
+
+
+@dataclass(slots=True)
 class _Active:
     """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read."""
 
     index: SuffixIndex
+    shared: _Shared
     tokens: Sequence[int]
     num_prompt: int
     node: int = START
@@ -80,7 +94,7 @@ class SuffixDrafter:
         min_prob: drafts less likely than this to be kept are left out; ``None`` is 0.1 for ``paper``, else 0.
         factor, offset: of the ``paper`` rule, see :class:`ScoreRule`.
         max_nodes: nodes that finished responses may take together (about 350 bytes each); past it the oldest responses
-            are forgotten whole. 0 remembers none.
+            are forgotten whole, those of scopes that were not heard of for longest first. 0 remembers none.
 
     Raises:
         ConfigError: a value out of range.
@@ -111,26 +125,36 @@ class SuffixDrafter:
         self.score_rule = ScoreRule(factor=factor, offset=offset, min_prob=self.min_prob)
         self.max_depth = max_depth
         self.max_nodes = max_nodes
-        self._shared = SuffixIndex(max_depth)
-        self._version = 0  # of the shared index; nodes remembered from an older version may have been split or removed
+        self._shared: dict[str | None, _Shared] = {}
+        self._preloaded: list[Sequence[int]] = []
+        self._scopes: dict[int, str | None] = {}
         self._active: dict[int, _Active] = {}
 
     @property
     def num_shared_nodes(self) -> int:
         """Nodes that finished responses take."""
-        return self._shared.num_nodes - 1
+        return sum(shared.num_nodes for shared in self._shared.values())
 
     def preload(self, texts: Iterable[Sequence[int]]) -> None:
-        """Remember these token sequences as if they were responses of finished requests, the last one most recent."""
+        """Remember these token sequences as if they were responses of finished requests, the last one most recent.
+
+        Every scope begins with them.
+        """
         for tokens in texts:
-            self._remember(tokens)
+            self._preloaded.append(tokens)
+            for scope in (None, *(scope for scope in self._shared if scope is not None)):
+                self._remember(tokens, scope)
+
+    def assign(self, sequence: int, scope: str | None) -> None:
+        """Which scope's finished responses the sequence may be drafted from, and its own will be remembered for."""
+        self._scopes[sequence] = scope
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Index the prompt."""
         assert sequence not in self._active, sequence
         index = SuffixIndex(self.max_depth)
         index.append(tokens)
-        self._active[sequence] = _Active(index, tokens, len(tokens))
+        self._active[sequence] = _Active(index, self._share(self._scopes.get(sequence)), tokens, len(tokens))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One chain, or ``NO_DRAFT``, for each request."""
@@ -139,7 +163,7 @@ class SuffixDrafter:
     def candidates(self, request: DraftRequest, num_nodes: int) -> ScoredTree:
         """The likeliest nodes, by the rule ``tree`` (or ``chain``), with their estimates."""
         active = self._active[request.sequence]
-        if self._shared.num_texts:
+        if active.shared.index.num_texts:
             self._read_shared(active, request.tokens)
         tokens, parents, probs = self._likeliest(active, request.num_draft_tokens, num_nodes)
         return ScoredTree(tokens, parents, [log(prob) for prob in probs])
@@ -153,20 +177,34 @@ class SuffixDrafter:
     def finish(self, sequence: int) -> None:
         """Free the sequence's index and remember its response."""
         active = self._active.pop(sequence)
-        self._remember(active.tokens[active.num_prompt :])
+        self._remember(active.tokens[active.num_prompt :], self._scopes.pop(sequence, None))
 
-    def _remember(self, tokens: Sequence[int]) -> None:
+    def _share(self, scope: str | None) -> _Shared:
+        """What finished sequences of the scope have left."""
+        if scope not in self._shared:
+            self._shared[scope] = _Shared(SuffixIndex(self.max_depth))
+            for tokens in self._preloaded if scope is not None else ():
+                self._remember(tokens, scope)
+        return self._shared[scope]
+
+    def _remember(self, tokens: Sequence[int], scope: str | None) -> None:
         if not tokens or not self.max_nodes:
             return
-        self._shared.append(tokens)
-        self._shared.end_text(tokens)
+        shared = self._share(scope)
+        self._shared[scope] = self._shared.pop(scope)  # heard of last
+        shared.index.append(tokens)
+        shared.index.end_text(tokens)
+        shared.version += 1
         while self.num_shared_nodes > self.max_nodes:
-            self._shared.remove_oldest()
-        self._version += 1
+            oldest = next(shared for shared in self._shared.values() if shared.index.num_texts)
+            oldest.index.remove_oldest()
+            oldest.version += 1
+        for name in [name for name, shared in self._shared.items() if not shared.index.num_texts and name != scope]:
+            del self._shared[name]
 
     def _propose_one(self, request: DraftRequest) -> Proposal:
         active = self._active[request.sequence]
-        if self._shared.num_texts:
+        if active.shared.index.num_texts:
             self._read_shared(active, request.tokens)
         draft = self._draft_path if self.rule == "paper" else self._draft_tree
         tokens, parents = draft(active, request.num_draft_tokens)
@@ -178,25 +216,26 @@ class SuffixDrafter:
 
     def _likeliest(self, active: _Active, depth: int, num_nodes: int) -> tuple[list[int], list[int], list[float]]:
         sources, places = [Source(active.index, OWN_DOUBT)], [active.index.end]
-        if self._shared.num_texts:
-            sources.append(Source(self._shared, SHARED_DOUBT))
+        if active.shared.index.num_texts:
+            sources.append(Source(active.shared.index, SHARED_DOUBT))
             places.append((active.node, active.matched))
         return grow_tree(sources, places, depth=depth, num_nodes=num_nodes, width=self.width, min_prob=self.min_prob)
 
     def _draft_path(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
         rule = self.score_rule
         score, path = speculate(active.index, *active.index.end, rule=rule, wanted=wanted)
-        if self._shared.num_texts:
+        if active.shared.index.num_texts:
             place = (active.node, active.matched)
-            path = speculate(self._shared, *place, rule=rule, wanted=wanted, score_to_beat=score)[1] or path
+            path = speculate(active.shared.index, *place, rule=rule, wanted=wanted, score_to_beat=score)[1] or path
         return path, range(ROOT, len(path) - 1)
 
     def _read_shared(self, active: _Active, tokens: Sequence[int]) -> None:
         """Bring the sequence's place in the shared index up to date. Matches are shorter than ``max_depth``."""
-        if active.version != self._version:
-            active.node, active.matched, active.num_read, active.version = START, 0, 0, self._version
+        version = active.shared.version
+        if active.version != version:
+            active.node, active.matched, active.num_read, active.version = START, 0, 0, version
         for token in tokens[max(active.num_read, len(tokens) - self.max_depth + 1) :]:
-            active.node, active.matched = self._shared.advance(active.node, active.matched, token)
+            active.node, active.matched = active.shared.index.advance(active.node, active.matched, token)
         active.num_read = len(tokens)
 
 

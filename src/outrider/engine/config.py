@@ -26,8 +26,12 @@ class EngineConfig:
         verification: ``auto`` (rejection for drawn drafts of requests without a seed, else draw-and-compare) or
             ``compare`` (draw-and-compare for every request).
         max_batch_size: sequences decoded together.
-        prefill_chunk: most prompt tokens read in one pass.
+        prefill_chunk: most prompt tokens read in one pass while nothing decodes.
+        prefill_while_decoding: the same while other sequences decode: each such pass takes so much longer for them.
         num_cached_prefixes: caches of finished sequences kept for later turns of the same chat; 0 keeps none.
+        cache_memory_gb: budget of all keys and values (target, drafter, cached prefixes) in 10^9 bytes; ``auto`` is half
+            of the memory that is free when the engine is made, resolved into a number that is saved with the results.
+        max_waiting: most requests that may wait to be started; 0 does not bound them.
     """
 
     num_draft_tokens: int = 8
@@ -35,13 +39,19 @@ class EngineConfig:
     verification: Literal["auto", "compare"] = "auto"
     max_batch_size: int = 64
     prefill_chunk: int = 512
+    prefill_while_decoding: int = 128
     num_cached_prefixes: int = 4
+    cache_memory_gb: float | Literal["auto"] = "auto"
+    max_waiting: int = 0
 
     def __post_init__(self) -> None:
         _require_int("num_draft_tokens", self.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
         _require_int("max_batch_size", self.max_batch_size, 1, 4096)
         _require_int("prefill_chunk", self.prefill_chunk, 1, 65536)
+        _require_int("prefill_while_decoding", self.prefill_while_decoding, 1, 65536)
         _require_int("num_cached_prefixes", self.num_cached_prefixes, 0, 4096)
+        _require_int("max_waiting", self.max_waiting, 0, 1_000_000)
+        _require_gigabytes("cache_memory_gb", self.cache_memory_gb)
         _require_word("schedule", self.schedule, ("adaptive", "fixed"))
         _require_word("verification", self.verification, ("auto", "compare"))
 
@@ -75,6 +85,12 @@ class EngineConfig:
 def _require_int(name: str, given: object, low: int, high: int) -> None:
     if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
         raise ConfigError(f"{name} {given!r} is not possible; allowed: an integer from {low} to {high}")
+
+
+def _require_gigabytes(name: str, given: object) -> None:
+    if given == "auto" or (isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1e6):
+        return
+    raise ConfigError(f"{name} {given!r} is not possible; allowed: auto, or gigabytes of more than 0")
 
 
 def _require_word(name: str, given: object, allowed: tuple[str, ...]) -> None:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
+import logging
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import aclosing
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter, DrafterWithPath
-from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
+from outrider.engine.intake import Intake
+from outrider.engine.memory import CacheMemory, resolve_budget
 from outrider.engine.planner import Planner, RowCosts
-from outrider.engine.request import Prompt, build_request
+from outrider.engine.queue import Ticket
+from outrider.engine.request import Prompt, build_request, build_sequences
 from outrider.engine.result import GenerationResult, StreamEvent
+from outrider.engine.scheduler import PassPlan, Scheduler
 from outrider.engine.sequence import LiveSequence
+from outrider.engine.stats import EngineStats, Meter
 from outrider.engine.step import Machinery, decode_step
+from outrider.engine.streams import AsyncStreams
 from outrider.errors import ConfigError
 from outrider.models.base import Target
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason, StepReport
 
 __all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -58,7 +67,9 @@ class Engine:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self.config = config or EngineConfig()
+        config = config or EngineConfig()
+        budget_gb = resolve_budget(config, target.spec.device)
+        self.config = replace(config, cache_memory_gb=budget_gb)
         self.tokenizer = getattr(target, "tokenizer", None)
         self._entropy = entropy or (lambda: secrets.randbits(63))
         self._machinery = Machinery(
@@ -66,55 +77,116 @@ class Engine:
         )
         self._has_own_threads = target.spec.path.startswith("native")
         self.planner = Planner(self.config, self._row_costs(costs))
-        self._batch = Batch(self._machinery, self.config, self.tokenizer)
-        self._ids = itertools.count()
-        self._live: set[str] = set()
-        self._cancelled: set[str] = set()
+        self._memory = CacheMemory(self._machinery.cache, self._machinery.drafter, round(budget_gb * 1e9))
+        self._scheduler = Scheduler(self._machinery, self.config, self._memory)
+        self._meter = Meter()
+        self._ids, self._keys, self._numbers = itertools.count(), itertools.count(), itertools.count()
         self._undelivered: list[StreamEvent] = []
-        self._lock = threading.RLock()
-        self._queues: dict[str, asyncio.Queue[StreamEvent | BaseException]] = {}
-        self._driver: asyncio.Task[None] | None = None
+        self._interrupted: PassPlan | None = None  # a pass that began and did not end
+        self._lock = threading.RLock()  # held for a whole step
+        self._intake = Intake(self.config.max_waiting)
+        self._stats = EngineStats(cache_bytes_budget=self._memory.budget_bytes)
+        self._streams = AsyncStreams(step=self.step, has_work=lambda: self.has_work, cancel=self.cancel)
 
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or an event has not been handed out."""
-        return bool(self._batch.waiting or self._batch.running or self._undelivered)
+        return bool(self._intake or self._undelivered)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
-        """Queue a request; returns its id.
+    @property
+    def cache_bytes_in_use(self) -> int:
+        """Bytes of keys and values that are handed out: the target's, the drafter's, cached prefixes."""
+        return self._memory.in_use
+
+    @property
+    def cache_bytes_budget(self) -> int:
+        """What :attr:`cache_bytes_in_use` never passes."""
+        return self._memory.budget_bytes
+
+    @property
+    def is_draining(self) -> bool:
+        """True once nothing new is taken."""
+        return self._intake.is_draining
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        scope: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Queue a request; returns its id. Does not wait for a step that runs in another thread.
+
+        Args:
+            prompt: text, token ids or a chat.
+            params: how to sample and when to stop.
+            id: unique among requests that have not ended; made up if not given.
+            scope: whose request it is: only requests of one scope share cached prefixes, and scopes are served in turn.
+            priority: smaller is more urgent.
+            timeout_s: seconds from now after which it ends with what it has, reason ``timeout``.
 
         Raises:
             PromptError, SamplingError: what was given is not possible; nothing was queued.
-            ConfigError: the id is in use.
+            CapacityError: it could never fit into the cache's memory.
+            QueueFullError: as many requests wait as may wait.
+            DrainingError: nothing new is taken.
+            ConfigError: the id is in use, or the timeout is not positive.
         """
         params = params or SamplingParams()
-        with self._lock:
-            id = id if id is not None else f"request-{next(self._ids)}"
-            if id in self._live:
-                raise ConfigError(f"request id {id!r} is in use; give another, or none")
-            seed = params.seed if params.seed is not None else self._entropy()
-            spec, tokenizer = self.target.spec, self.tokenizer
-            self._batch.waiting.append(build_request(prompt, params, id=id, seed=seed, spec=spec, tokenizer=tokenizer))
-            self._live.add(id)
-            return id
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"timeout_s {timeout_s!r} is not possible; allowed: seconds of more than 0, or none")
+        self._intake.check_open()
+        seed = params.seed if params.seed is not None else self._entropy()
+        id = id if id is not None else self._new_id()
+        spec, tokenizer = self.target.spec, self.tokenizer
+        request = build_request(
+            prompt, params, id=id, seed=seed, scope=scope, priority=priority, spec=spec, tokenizer=tokenizer
+        )
+        deadline = None if timeout_s is None else request.submitted + timeout_s
+        request = replace(request, number=next(self._numbers), deadline=deadline)
+        sequences = build_sequences(request, keys=self._keys, spec=spec, tokenizer=tokenizer)
+        self._memory.check(sequences[0].num_prompt, sequences[0].stop.limit)
+        self._intake.accept(Ticket(sequences=sequences))
+        return id
 
     def cancel(self, id: str) -> None:
-        """End a request at the next step; its choices finish with what they have, reason ``cancelled``."""
+        """End a request at the next step, wherever it is; its choices finish with what they have, reason ``cancelled``."""
+        self._intake.cancel(id)
+
+    def drain(self) -> None:
+        """Take nothing new from now on. What was accepted is finished: step until :attr:`has_work` is false."""
+        self._intake.is_draining = True
+
+    def clear_prefixes(self) -> None:
+        """Forget the caches of finished sequences."""
         with self._lock:
-            if id in self._live:
-                self._cancelled.add(id)
+            self._scheduler.prefixes.clear()
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, as of its last step. Does not wait for a step that runs in another thread."""
+        return replace(
+            self._stats,
+            waiting=self._intake.num_waiting,
+            num_refused=self._intake.num_refused,
+            is_draining=self._intake.is_draining,
+            cache_bytes_in_use=self._memory.in_use,
+        )
 
     @torch.inference_mode()
     def step(self) -> list[StreamEvent]:
-        """Admit what fits, decode one step of everything that runs; returns what happened to each sequence."""
+        """Start what fits, run one pass over everything that runs or is read; returns what happened to each sequence."""
         with self._lock, one_torch_thread(self._has_own_threads):
             events, self._undelivered = self._undelivered, []
-            events += self._drop_cancelled()
-            events += self._report(self._batch.admit())
-            running = list(self._batch.running)
-            if running:
-                reports = decode_step(self._machinery, running, self.planner.budgets(running))
-                events += self._report(zip(running, reports, strict=True))
+            events += self._drop_ended()
+            plan = self._scheduler.plan()
+            events += self._end(self._scheduler.take_faulty())
+            if not plan.is_empty:
+                events += self._run(plan)
+            self._stats = self._meter.snapshot(self._scheduler)
+            self._intake.ends_per_s = self._meter.ends_per_s
             return events
 
     def generate(
@@ -169,29 +241,28 @@ class Engine:
             self._abandon(order)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        scope: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Decode one prompt beside whatever else this event loop streams; steps run in a worker thread.
 
-        Closing the iterator, or cancelling its task, cancels the request.
+        Closing the iterator, or cancelling its task, cancels the request. Arguments and errors are those of :meth:`submit`.
         """
         params = params or SamplingParams()
-        id = await asyncio.to_thread(self.submit, prompt, params, id=id)
-        queue = self._queues[id] = asyncio.Queue()
-        missing = params.n
-        try:
-            self._ensure_driver()
-            while missing:
-                event = await queue.get()
-                if isinstance(event, BaseException):
-                    raise event
-                missing -= event.result is not None
+        name = id if id is not None else self._new_id()
+
+        def submit() -> str:
+            return self.submit(prompt, params, id=name, scope=scope, priority=priority, timeout_s=timeout_s)
+
+        async with aclosing(self._streams.follow(name, params.n, submit)) as events:
+            async for event in events:
                 yield event
-        finally:
-            del self._queues[id]
-            if missing:
-                self.cancel(id)
-                self._ensure_driver()
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[GenerationResult]:
         """The finished choices of one prompt, in order of their index."""
@@ -222,6 +293,9 @@ class Engine:
     def _drafter_name(self) -> str:
         return "none" if self.drafter is None else self.drafter.name
 
+    def _new_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
     def _submit_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], names: Sequence[str | None]
     ) -> dict[str, int]:
@@ -251,59 +325,74 @@ class Engine:
         with self._lock:
             for id in ids:
                 self.cancel(id)
-            self._drop_cancelled()
             gone = set(ids)
-            self._undelivered = [event for event in self._undelivered if event.id not in gone]
+            others = [event for event in self._drop_ended() if event.id not in gone]
+            self._undelivered = [event for event in self._undelivered if event.id not in gone] + others
 
-    def _report(self, pairs: Iterable[tuple[LiveSequence, StepReport]]) -> list[StreamEvent]:
+    def _drop_ended(self) -> list[StreamEvent]:
+        """Take in what has come, and end what was cancelled or is past its deadline, wherever it is."""
+        interrupted = [] if self._interrupted is None else self._fail(self._interrupted, InterruptedError("in a pass"))
+        inbox, cancelled = self._intake.take()
+        for ticket in inbox:
+            self._scheduler.waiting.push(ticket)
+        now = time.perf_counter()
+        ended = []
+        for sequence in self._scheduler.sequences():
+            request = sequence.request
+            if request.id in cancelled:
+                ended.append((sequence, FinishReason.CANCELLED))
+            elif request.deadline is not None and now >= request.deadline:
+                ended.append((sequence, FinishReason.TIMEOUT))
+        for sequence, reason in ended:
+            sequence.end_early(reason)
+        return interrupted + self._end([sequence for sequence, _ in ended])
+
+    def _run(self, plan: PassPlan) -> list[StreamEvent]:
+        """One pass. A fault of the whole pass ends those that were in it; everybody else, and the engine, go on."""
+        self._intake.note_started(ticket.request.id for ticket in plan.tickets)
+        self._interrupted = plan
+        try:
+            reports = decode_step(self._machinery, plan.sequences, self.planner.budgets(plan.sequences), plan.chunks)
+        except AssertionError:
+            raise
+        except Exception as error:
+            _log.exception("a pass over %d sequences failed", len(plan.everybody))
+            return self._fail(plan, error)
+        self._scheduler.settle(plan)
+        self._interrupted = None
+        return self._report(plan, reports)
+
+    def _fail(self, plan: PassPlan, error: Exception) -> list[StreamEvent]:
+        """End everybody who was in a pass: it may have left anything in their caches."""
+        self._interrupted = None
+        for sequence in plan.everybody:
+            sequence.fail(error)
+        return self._end(plan.everybody)
+
+    def _report(self, plan: PassPlan, reports: Sequence[StepReport]) -> list[StreamEvent]:
+        self._meter.add_pass(plan, reports)
         events = []
-        for sequence, report in pairs:
+        for sequence, report in zip(plan.takers, reports, strict=True):
             self.planner.record(sequence, report)
-            events.append(self._event(sequence, report))
-            if sequence.finish_reason is not None:
-                self._retire(sequence)
+            if sequence.finish_reason is None:
+                events.append(self._event(sequence, report))
+            else:
+                events += self._end([sequence], report)
         return events
 
     def _event(self, sequence: LiveSequence, report: StepReport | None) -> StreamEvent:
         settings = self.settings(sequence.params) if sequence.finish_reason is not None else {}
         return sequence.event(report, drafter=self._drafter_name, settings=settings)
 
-    def _retire(self, sequence: LiveSequence) -> None:
-        self._batch.retire(sequence)
-        self.planner.forget(sequence)
-        if all(other.request.id != sequence.request.id for other in self._batch.running):
-            self._live.discard(sequence.request.id)
-
-    def _drop_cancelled(self) -> list[StreamEvent]:
-        if not self._cancelled:
-            return []
-        gone, self._cancelled = self._cancelled, set()
+    def _end(self, sequences: Iterable[LiveSequence], report: StepReport | None = None) -> list[StreamEvent]:
+        """Last events of sequences that have ended; they are nowhere any more."""
         events = []
-        for request in [r for r in self._batch.waiting if r.id in gone]:
-            self._batch.waiting.remove(request)
-            self._live.discard(request.id)
-            for sequence in self._batch.unstarted(request):
-                sequence.end(FinishReason.CANCELLED)
-                events.append(self._event(sequence, None))
-        for sequence in [s for s in self._batch.running if s.request.id in gone]:
-            sequence.end(FinishReason.CANCELLED)
-            events.append(self._event(sequence, None))
-            self._retire(sequence)
+        for sequence in sequences:
+            event = self._event(sequence, report)
+            events.append(event)
+            self._scheduler.retire(sequence)
+            self.planner.forget(sequence)
+            assert event.result is not None
+            self._meter.add_end(event.result)
+            self._intake.note_ended(sequence.request.id)
         return events
-
-    def _ensure_driver(self) -> None:
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
-
-    async def _drive(self) -> None:
-        """Step in a worker thread while there is work; hand events to the streams that own them."""
-        while self.has_work:
-            try:
-                events = await asyncio.to_thread(self.step)
-            except Exception as error:
-                for queue in self._queues.values():
-                    queue.put_nowait(error)
-                return
-            for event in events:
-                if event.id in self._queues:
-                    self._queues[event.id].put_nowait(event)

@@ -6,8 +6,8 @@ for tokens only: then the LM head compares as it goes and no logits are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -29,11 +29,13 @@ class Judged:
         verdicts: one a sequence.
         laws: for log-probabilities; ``None`` where nobody reads them.
         taps: hidden states of all packed rows, by layer.
+        faults: what went wrong with single sequences, by their index; their verdicts mean nothing.
     """
 
     verdicts: list[Verdict]
     laws: ProcessedLaws | None
     taps: dict[int, Tensor]
+    faults: Mapping[int, Exception] = field(default_factory=dict)
 
 
 def judge(
@@ -62,7 +64,34 @@ def judge(
         return Judged(verdicts=verify(proposals, greedy), laws=None, taps=tokens.taps)
     result = target.forward(rows, cache, taps=taps)
     laws = ProcessedLaws(result.logits_RV, first_rows=first_rows, states=[s.state for s in sequences])
-    return Judged(verdicts=verify(proposals, laws), laws=laws, taps=result.taps)
+    try:
+        return Judged(verdicts=verify(proposals, laws), laws=laws, taps=result.taps)
+    except AssertionError:
+        raise
+    except Exception:
+        verdicts, faults = _judge_each(result.logits_RV, first_rows, sequences, proposals)
+        return Judged(verdicts=verdicts, laws=laws, taps=result.taps, faults=faults)
+
+
+def _judge_each(
+    logits_RV: Tensor,
+    first_rows: Sequence[int],
+    sequences: Sequence[LiveSequence],
+    proposals: Sequence[Proposal],
+) -> tuple[list[Verdict], dict[int, Exception]]:
+    """The same sequence by sequence, to find out whose law cannot be computed. Noise is keyed: it is no other verdict."""
+    verdicts: list[Verdict] = []
+    faults: dict[int, Exception] = {}
+    for index, (row, sequence, proposal) in enumerate(zip(first_rows, sequences, proposals, strict=True)):
+        laws = ProcessedLaws(logits_RV, first_rows=[row], states=[sequence.state])
+        try:
+            verdicts += verify([proposal], laws)
+        except AssertionError:
+            raise
+        except Exception as fault:
+            verdicts.append(Verdict(path=(), next_token=0))
+            faults[index] = fault
+    return verdicts, faults
 
 
 def _is_argmax_enough(sequences: Sequence[LiveSequence], proposals: Sequence[Proposal]) -> bool:

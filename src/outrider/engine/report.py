@@ -9,11 +9,12 @@ c, d and the bonus never existed: drafted 2, accepted 2, reached (1, 1), kept (1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outrider.engine.queue import Ticket
 from outrider.types import ROOT, Proposal, StepReport, Verdict
 
-__all__ = ["PassCost", "report_of"]
+__all__ = ["PassCost", "count_reading", "prefill_cost", "report_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,30 @@ class PassCost:
     other_ms: float
     batch_size: int
     rows: int
+    prefill_rows: int = 0
     is_prefill: bool = False
+    is_recomputed: bool = False
+
+
+def count_reading(ticket: Ticket, num_tokens: int, cost: PassCost) -> None:
+    """A pass has read so many tokens more of a text."""
+    ticket.num_read += num_tokens
+    ticket.verify_ms += cost.verify_ms
+    ticket.other_ms += cost.other_ms + cost.draft_ms
+
+
+def prefill_cost(ticket: Ticket, cost: PassCost) -> PassCost:
+    """What it took to read a text whose last part this pass read: all passes that read a part of it."""
+    return replace(
+        cost,
+        draft_ms=0.0,
+        verify_ms=ticket.verify_ms,
+        other_ms=ticket.other_ms,
+        rows=ticket.num_read - ticket.num_held,
+        prefill_rows=0,
+        is_prefill=True,
+        is_recomputed=ticket.was_put_back,
+    )
 
 
 def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost) -> StepReport:
@@ -48,7 +72,9 @@ def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cos
         other_ms=cost.other_ms,
         batch_size=cost.batch_size,
         rows=cost.rows,
+        prefill_rows=cost.prefill_rows,
         is_prefill=cost.is_prefill,
+        is_recomputed=cost.is_recomputed,
     )
 
 

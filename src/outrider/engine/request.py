@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from outrider.engine.sequence import Request
+from outrider.engine.sequence import NO_SLOT, LiveSequence, Request
+from outrider.engine.stop import OutputText, StopRules
 from outrider.errors import PromptError, SamplingError
 from outrider.models.base import TargetSpec
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.state import bad_word_ids, check_token_ids
+from outrider.sampling.state import SamplingState, bad_word_ids, check_token_ids
 
-__all__ = ["Prompt", "build_request"]
+__all__ = ["Prompt", "build_request", "build_sequences"]
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
 """Raw text, token ids, or chat messages (rendered with the target's template)."""
@@ -25,6 +26,8 @@ def build_request(
     *,
     id: str,
     seed: int,
+    scope: str | None = None,
+    priority: int = 0,
     spec: TargetSpec,
     tokenizer: Tokenizer | None,
 ) -> Request:
@@ -47,7 +50,37 @@ def build_request(
             f"the prompt has {len(tokens)} tokens, the window of {spec.name} {spec.max_positions}; "
             f"shorten it to at most {spec.max_positions - 1}"
         )
-    return Request(id=id, prompt=tuple(tokens), params=_resolve(params, spec, tokenizer), seed=seed)
+    resolved = _resolve(params, spec, tokenizer)
+    return Request(id=id, prompt=tuple(tokens), params=resolved, seed=seed, scope=scope, priority=priority)
+
+
+def build_sequences(
+    request: Request, *, keys: Iterator[int], spec: TargetSpec, tokenizer: Tokenizer | None
+) -> list[LiveSequence]:
+    """The choices of a request, none of them started; each takes the next of ``keys``."""
+    params = request.params
+    limit = min(params.max_tokens, spec.max_positions - len(request.prompt))
+    return [
+        LiveSequence(
+            key=next(keys),
+            request=request,
+            index=index,
+            tokens=list(request.prompt),
+            slot=NO_SLOT,
+            state=SamplingState(
+                params,
+                prompt_tokens=request.prompt,
+                vocab_size=spec.vocab_size,
+                eos_token_ids=spec.eos_token_ids,
+                seed=request.seed,
+                choice=index,
+            ),
+            stop=StopRules(params, eos_token_ids=spec.eos_token_ids, limit=limit),
+            text=OutputText(tokenizer, params.stop),
+            logprobs=None if params.logprobs is None else [],
+        )
+        for index in range(params.n)
+    ]
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:

@@ -21,16 +21,24 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Milliseconds: ``draft`` + ``verify`` + ``other`` + ``prefill`` of the passes this sequence took part in."""
+    """Milliseconds: ``draft`` + ``verify`` + ``other`` + ``prefill`` of the passes this sequence took part in.
+
+    ``queue``, ``first_token`` and ``total`` count from submission: until its prompt began to be read, until its first
+    token was committed (``None`` if there is none), until it ended.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
+    queue: float = 0.0
+    first_token: float | None = None
     total: float = 0.0
 
-    def to_json(self) -> dict[str, float]:
-        return {name: round(getattr(self, name), 3) for name in ("prefill", "draft", "verify", "other", "total")}
+    def to_json(self) -> dict[str, float | None]:
+        names = ("prefill", "draft", "verify", "other", "queue", "first_token", "total")
+        values = ((name, getattr(self, name)) for name in names)
+        return {name: None if value is None else round(value, 3) for name, value in values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,8 @@ class GenerationResult:
         text: decoded output, cut before a stop string; token_ids: output ids, the stopping token included.
         steps: the record of every pass, prefill first.
         settings: everything resolved (target, drafter, precision, sampling, engine), as JSON values.
+        num_preemptions: how often it was put back for want of memory and read again.
+        error: what went wrong; empty unless ``finish_reason`` is ``error``.
     """
 
     id: str
@@ -56,6 +66,8 @@ class GenerationResult:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     steps: tuple[StepReport, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    num_preemptions: int = 0
+    error: str = ""
 
     @property
     def speculation(self) -> dict[str, object]:
@@ -80,6 +92,9 @@ class GenerationResult:
                 {"token": entry.token, "logprob": entry.logprob, "top": [list(pair) for pair in entry.top]}
                 for entry in self.logprobs
             ]
+        if self.error:
+            out["error"] = self.error
+        out["num_preemptions"] = self.num_preemptions
         out["speculation"] = self.speculation
         out["timing_ms"] = self.timing.to_json()
         out["settings"] = self.settings

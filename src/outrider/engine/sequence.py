@@ -13,18 +13,32 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.types import DraftMode, FinishReason, StepReport, TokenLogprobs
 
-__all__ = ["LiveSequence", "Request"]
+__all__ = ["NO_SLOT", "LiveSequence", "Request"]
+
+NO_SLOT = -1
+"""The slot of a sequence that has no cache: it waits, or was put back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request: a prompt as token ids and resolved sampling fields."""
+    """A validated request: a prompt as token ids and resolved sampling fields.
+
+    Attributes:
+        scope: whose it is; only requests of one scope share cached prefixes and remembered texts.
+        priority: smaller is more urgent.
+        number: in order of arrival.
+        submitted, deadline: times of ``time.perf_counter``; past the deadline it ends with what it has.
+    """
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
+    scope: str | None = None
+    priority: int = 0
+    number: int = 0
     submitted: float = field(default_factory=time.perf_counter)
+    deadline: float | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +51,12 @@ class LiveSequence:
         key: unique id within the engine; what drafters know the sequence by.
         tokens: prompt and committed output.
         slot: the sequence's slot in the target's cache.
+        room: tokens that its cache may hold.
+        started, first_token, finished: times; 0 until then.
+        num_preemptions: how often it was put back for want of memory.
+        num_delivered: output tokens that events have handed out.
+        is_followed: the drafter knows it; is_suspended: and has given its memory back.
+        error: what went wrong, if it ended with reason ``error``.
     """
 
     key: int
@@ -51,7 +71,15 @@ class LiveSequence:
     steps: list[StepReport] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
+    room: int = 1 << 30
+    started: float = 0.0
+    first_token: float = 0.0
     finished: float = 0.0
+    num_preemptions: int = 0
+    num_delivered: int = 0
+    is_followed: bool = False
+    is_suspended: bool = False
+    error: str = ""
 
     @property
     def params(self) -> SamplingParams:
@@ -66,9 +94,19 @@ class LiveSequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def seniority(self) -> tuple[int, int, int]:
+        """Sorts the most urgent first, then the oldest: who is put back last."""
+        return self.request.priority, self.request.number, self.index
+
+    @property
     def most_drafts(self) -> int:
-        """Deepest draft that could still be committed beside its correction or bonus token."""
-        return self.stop.limit - self.num_output - 1
+        """Deepest draft that could still be committed beside its correction or bonus token, and that the cache can hold."""
+        return min(self.stop.limit - self.num_output - 1, self.most_nodes)
+
+    @property
+    def most_nodes(self) -> int:
+        """Draft nodes that the cache has room for, behind the root."""
+        return self.room - len(self.tokens)
 
     def draft_mode(self, verification: str) -> DraftMode:
         """How a drafter with a law of its own must choose for this request (laws 5 to 7)."""
@@ -84,6 +122,8 @@ class LiveSequence:
 
     def append(self, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """Commit tokens that count."""
+        if not self.first_token:
+            self.first_token = time.perf_counter()
         self.tokens.extend(tokens)
         self.state.commit(tokens)
         if reason is not None:
@@ -95,14 +135,31 @@ class LiveSequence:
         self.finished = time.perf_counter()
         self.text.finish()
 
+    def end_early(self, reason: FinishReason) -> None:
+        """End it for a reason that is not in its text."""
+        try:
+            self.end(reason)
+        except AssertionError:
+            raise
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Mark as ended by a fault: what was committed before stays."""
+        self.finish_reason = FinishReason.ERROR
+        self.finished = time.perf_counter()
+        self.error = " ".join(f"{type(error).__name__}: {error}".split())
+        self.text.abandon()
+
     def record(self, report: StepReport) -> None:
         """Keep the record of one pass."""
         self.steps.append(report)
         self.stats.add(report)
 
     def event(self, report: StepReport | None, *, drafter: str, settings: dict[str, Any]) -> StreamEvent:
-        """What the last pass added, with the result if it was the last one."""
-        tokens = () if report is None else report.tokens
+        """What was added since the last event, with the result if it was the last one."""
+        tokens = tuple(self.tokens[self.num_prompt + self.num_delivered :])
+        self.num_delivered += len(tokens)
         result = self.result(drafter=drafter, settings=settings) if self.finish_reason is not None else None
         return StreamEvent(
             id=self.request.id,
@@ -129,6 +186,8 @@ class LiveSequence:
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             steps=tuple(self.steps),
             settings=settings,
+            num_preemptions=self.num_preemptions,
+            error=self.error,
         )
 
     def _timing(self) -> Timing:
@@ -139,5 +198,10 @@ class LiveSequence:
             draft=sum(s.draft_ms for s in decode),
             verify=sum(s.verify_ms for s in decode),
             other=sum(s.other_ms for s in decode),
-            total=(self.finished - self.request.submitted) * 1e3,
+            queue=self._since_submitted(self.started or self.finished),
+            first_token=self._since_submitted(self.first_token) if self.first_token else None,
+            total=self._since_submitted(self.finished),
         )
+
+    def _since_submitted(self, moment: float) -> float:
+        return (moment - self.request.submitted) * 1e3

@@ -10,26 +10,30 @@ draft nodes. With 7 tokens committed, 6 of them cached, and the chain a-b-c prop
 
 If a is kept and b refused, the verdict is path (0,) and a correction x: tokens a, x are committed; ``keep`` leaves the
 6 cached tokens and rows 0 and 1; x is the root of the next step.
+
+Behind these rows come parts of texts that are being read, a prompt's or that of a sequence that was put back. Only the
+very last row of such a text gives a law: it is the root of everybody who goes on from there, and nobody drafts there yet.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.cache.base import Cache
 from outrider.device import synchronize
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.engine.judge import Judged, judge
-from outrider.engine.report import PassCost, report_of
+from outrider.engine.commit import commit
+from outrider.engine.judge import judge
+from outrider.engine.reading import Chunk, teach
+from outrider.engine.report import PassCost, count_reading, prefill_cost, report_of
 from outrider.engine.sequence import LiveSequence
 from outrider.engine.taps import hand_over, wanted_taps
 from outrider.models.base import PackedRows, Target
-from outrider.sampling.laws import ProcessedLaws
 from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport
 
-__all__ = ["Machinery", "commit", "decode_step"]
+__all__ = ["Machinery", "decode_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,70 +46,55 @@ class Machinery:
     verification: str
 
 
-def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[StepReport]:
-    """Decode one step of all sequences together.
+def decode_step(
+    machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int], chunks: Sequence[Chunk] = ()
+) -> list[StepReport]:
+    """Decode one step of all sequences together, and read parts of other texts in the same pass.
 
     Args:
         machinery: target, cache, drafter.
         sequences: running sequences, each with one uncached token.
         budgets: most draft depth for each; 0 everywhere is plain decoding.
+        chunks: parts of texts that are being read.
 
     Returns:
-        One report a sequence, already recorded on it.
+        One report a sequence, already recorded on it; then one for each sequence that took its first token.
     """
-    target, cache = machinery.target, machinery.cache
+    target, cache, drafter = machinery.target, machinery.cache, machinery.drafter
     begun = time.perf_counter()
     proposals = _propose(machinery, sequences, budgets)
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
-    rows = _pack(sequences, proposals, bases, target)
-    taps = wanted_taps(machinery.drafter)
-    judged = judge(target, cache, rows, sequences=sequences, proposals=proposals, taps=taps)
+    rows, first_rows = _pack(sequences, proposals, bases, chunks, target)
+    everybody = [*sequences, *(taker for chunk in chunks for taker in chunk.sequences)]
+    proposals += [NO_DRAFT] * (len(everybody) - len(sequences))
+    taps = wanted_taps(drafter)
+    judged = judge(target, cache, rows, sequences=everybody, proposals=proposals, first_rows=first_rows, taps=taps)
     synchronize(target.spec.device)
     verified = time.perf_counter()
-    committed = commit(machinery, sequences, proposals, judged)
-    for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=True):
+    committed = commit(drafter, everybody, proposals, judged)
+    for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=False):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
-    hand_over(machinery.drafter, [s.key for s in sequences], rows, judged.verdicts, judged.taps)
+    texts, parts = rows.segments[: len(sequences)], rows.segments[len(sequences) :]
+    verdicts = judged.verdicts[: len(sequences)]
+    if texts:
+        hand_over(drafter, [s.key for s in sequences], replace(rows, segments=texts), verdicts, judged.taps)
+    teach(drafter, chunks, parts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
         verify_ms=(verified - drafted) * 1e3,
         other_ms=(time.perf_counter() - verified) * 1e3,
-        batch_size=len(sequences),
+        batch_size=len(everybody),
         rows=len(rows.tokens_R),
+        prefill_rows=sum(part.num_rows for part in parts),
     )
-    reports = [report_of(*entry, cost) for entry in zip(proposals, judged.verdicts, committed, strict=True)]
-    for sequence, report in zip(sequences, reports, strict=True):
+    for chunk in chunks:
+        count_reading(chunk.ticket, len(chunk.tokens), cost)
+    costs = [cost] * len(sequences) + [prefill_cost(c.ticket, cost) for c in chunks for _ in c.sequences]
+    reports = [report_of(*entry) for entry in zip(proposals, judged.verdicts, committed, costs, strict=True)]
+    for sequence, report in zip(everybody, reports, strict=True):
         sequence.record(report)
     return reports
-
-
-def commit(
-    machinery: Machinery, sequences: Sequence[LiveSequence], proposals: Sequence[Proposal], judged: Judged
-) -> list[tuple[int, ...]]:
-    """Commit the verdicts of a pass under each sequence's stop rules; returns the tokens that count."""
-    committed = []
-    for index, (sequence, proposal, verdict) in enumerate(zip(sequences, proposals, judged.verdicts, strict=True)):
-        run = (*(proposal.tokens[node] for node in verdict.path), verdict.next_token)
-        tokens = _commit_one(sequence, run, index, (ROOT, *verdict.path), judged.laws)
-        if machinery.drafter is not None:
-            machinery.drafter.observe(sequence.key, sequence.tokens, len(tokens))
-        committed.append(tokens)
-    return committed
-
-
-def _commit_one(
-    sequence: LiveSequence, run: tuple[int, ...], index: int, stood: tuple[int, ...], laws: ProcessedLaws | None
-) -> tuple[int, ...]:
-    """Commit one sequence's run. Log-probabilities are read before the history moves on."""
-    count, reason = sequence.judge(run)
-    tokens = run[:count]
-    if sequence.logprobs is not None:
-        assert laws is not None, "whoever reads log-probabilities gets laws"
-        paths = [tokens[:depth] for depth in range(count)]
-        sequence.logprobs.extend(laws.token_logprobs(index, stood[:count], tokens, paths))
-    sequence.append(tokens, reason)
-    return tokens
 
 
 def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[Proposal]:
@@ -115,7 +104,8 @@ def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: S
         return proposals
     requests = [_draft_request(sequences[index], budgets[index], machinery.verification) for index in wanted]
     for index, proposal in zip(wanted, machinery.drafter.propose(requests), strict=True):
-        proposals[index] = proposal
+        # Chains are no longer than the budget, which fits; a tree may have more nodes than its cache has room for.
+        proposals[index] = proposal.truncate(sequences[index].most_nodes)
     return proposals
 
 
@@ -132,13 +122,27 @@ def _draft_request(sequence: LiveSequence, budget: int, verification: str) -> Dr
 
 
 def _pack(
-    sequences: Sequence[LiveSequence], proposals: Sequence[Proposal], bases: Sequence[int], target: Target
-) -> PackedRows:
+    sequences: Sequence[LiveSequence],
+    proposals: Sequence[Proposal],
+    bases: Sequence[int],
+    chunks: Sequence[Chunk],
+    target: Target,
+) -> tuple[PackedRows, list[int]]:
+    """The rows of the pass, and where among those with laws each root is."""
     trees = [None if p.is_chain else (ROOT, *(parent + 1 for parent in p.parents)) for p in proposals]
-    return PackedRows.pack(
-        [(s.tokens[-1], *p.tokens) for s, p in zip(sequences, proposals, strict=True)],
-        slots=[s.slot for s in sequences],
-        starts=bases,
-        parents=trees,
+    rows = PackedRows.pack(
+        [*((s.tokens[-1], *p.tokens) for s, p in zip(sequences, proposals, strict=True)), *(c.tokens for c in chunks)],
+        slots=[*(s.slot for s in sequences), *(c.ticket.slot for c in chunks)],
+        starts=[*bases, *(c.start for c in chunks)],
+        parents=[*trees, *(None for _ in chunks)],
         device=target.spec.device,
     )
+    roots = [segment.start for segment in rows.segments[: len(sequences)]]
+    if not chunks:
+        return rows, roots
+    parts = rows.segments[len(sequences) :]
+    ends = [part.start + part.num_rows - 1 for part, chunk in zip(parts, chunks, strict=True) if chunk.is_last]
+    takers = [len(chunk.sequences) for chunk in chunks if chunk.is_last]
+    first = parts[0].start
+    roots += [first + place for place, count in enumerate(takers) for _ in range(count)]
+    return replace(rows, logit_rows=(*range(first), *ends)), roots

@@ -90,6 +90,10 @@ class OutputText:
             self._text += self._detokenizer.finish()
         self._ended = True
 
+    def abandon(self) -> None:
+        """The output ended by a fault: what is there stays, and the tokenizer is not asked again."""
+        self._ended = True
+
     def _cut_at_stop(self, searched: int) -> bool:
         found = [at for at in (self._text.find(s, searched) for s in self._stop) if at >= 0]
         if not found:

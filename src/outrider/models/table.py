@@ -19,16 +19,18 @@ class TableCache:
 
     def __init__(self) -> None:
         self._tokens: dict[int, list[int]] = {}
+        self._rooms: dict[int, int] = {}
 
     def allocate(self, num_tokens: int) -> int:
         """A new, empty slot."""
         slot = next(slot for slot in range(len(self._tokens) + 1) if slot not in self._tokens)
         self._tokens[slot] = []
+        self._rooms[slot] = num_tokens
         return slot
 
     def free(self, slot: int) -> None:
         """Give the slot back."""
-        del self._tokens[slot]
+        del self._tokens[slot], self._rooms[slot]
 
     def length(self, slot: int) -> int:
         """Cached tokens of the slot."""
@@ -44,6 +46,18 @@ class TableCache:
         """Make the empty ``target`` hold the first tokens of ``source``."""
         assert not self._tokens[target] and num_tokens <= len(self._tokens[source])
         self._tokens[target] = self._tokens[source][:num_tokens]
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that a slot with room for ``num_tokens`` takes: eight a token."""
+        return 8 * num_tokens
+
+    def ensure(self, slot: int, num_tokens: int) -> None:
+        """Make room for ``num_tokens`` in all."""
+        self._rooms[slot] = max(self._rooms[slot], num_tokens)
+
+    def num_bytes(self) -> int:
+        """Bytes held by all slots: what was asked for, or what is there if that is more."""
+        return sum(8 * max(self._rooms[slot], len(tokens)) for slot, tokens in self._tokens.items())
 
     def tokens(self, slot: int) -> list[int]:
         """The cached token ids themselves (the list is live)."""
