@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from outrider.audit.calibration_report import CalibrationReport, Repeat, Speculation
-from outrider.audit.channels import channels_of, new_evidence, prompt_sums
+from outrider.audit.channels import channels_of, new_evidence, output_sums
 from outrider.audit.control import FLOAT32_CAP, Control, run_control
 from outrider.audit.guesses import Output
 from outrider.audit.orders import order_of
 from outrider.audit.scoring import Outside, Scorer, Scores
+from outrider.audit.sources import OutputSource
 from outrider.audit.statistics import ALPHA, POWER_Z, Evidence, Exchange, Floats, Summary, exchange_test
 from outrider.drafters.base import Drafter
 from outrider.engine.config import EngineConfig
@@ -35,79 +35,17 @@ from outrider.metrics import SpeculationStats
 from outrider.models.base import Target
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["Calibration", "CalibrationSettings", "EngineSource", "OutputSource", "audit_calibration"]
+__all__ = ["Calibration", "CalibrationSettings", "audit_calibration"]
 
-FEWEST_PROMPTS = 20
-"""Fewer cannot be exchanged in enough ways to reach a false alarm of 1 in 1000."""
+ANSWERS_A_ROUND = 64
+"""Answers decoded together, then read again; the evidence is looked at after each round."""
+FEWEST_PAIRS = 20
+"""Fewer pairs of answers cannot be exchanged in enough ways to reach a false alarm of 1 in 1000."""
 REPEAT_CHANCE = 1e-9
 """Chance below which an equal pair of answers is no coincidence but noise used twice."""
 HISTOGRAM_BINS = 20
 SAFETY = 2.0
 """A foreign engine's tolerance is this many times the largest gap in its plain arm."""
-
-
-class OutputSource(Protocol):
-    """Somebody who answers prompts."""
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Who answers and how, as plain values."""
-        ...
-
-    @property
-    def speculation(self) -> SpeculationStats | None:
-        """Counts so far; ``None`` if the source does not tell."""
-        ...
-
-    def answer(self, prompts: Mapping[str, Sequence[int]]) -> list[Output]:
-        """One answer a prompt, drawn afresh, in the order of the prompts."""
-        ...
-
-
-class EngineSource:
-    """Our own engine.
-
-    Args:
-        target, drafter: who decodes; ``None`` decodes plainly. config: how. params: of every request; no seed.
-        noise: gives each request a seed of its own.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        *,
-        drafter: Drafter | None,
-        config: EngineConfig,
-        params: SamplingParams,
-        noise: np.random.Generator,
-    ) -> None:
-        self._noise = noise
-        self._seeds: list[int] = []
-        self._params = params
-        self._engine = Engine(target, drafter=drafter, config=config, entropy=self._next_seed)
-        self._stats = SpeculationStats()
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        return self._engine.settings(self._params)
-
-    @property
-    def speculation(self) -> SpeculationStats:
-        return self._stats
-
-    def answer(self, prompts: Mapping[str, Sequence[int]]) -> list[Output]:
-        self._seeds.clear()
-        results = self._engine.generate([list(prompt) for prompt in prompts.values()], self._params)
-        for result in results:
-            self._stats.merge(result.stats)
-        return [
-            Output(prompt_id=name, prompt=tuple(prompt), tokens=result.token_ids, seed=seed)
-            for (name, prompt), result, seed in zip(prompts.items(), results, self._seeds, strict=True)
-        ]
-
-    def _next_seed(self) -> int:
-        self._seeds.append(int(self._noise.integers(0, 2**63)))
-        return self._seeds[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +182,9 @@ class Calibration:
         """Tokens against the recomputed law, until there are enough or the alarm is raised."""
         evidence = new_evidence(len(self._scorer.guess_names), self._settings.alpha)
         outside: list[Outside] = []
+        rounds = self._rounds()
         while evidence.num_tokens < self._settings.num_tokens and evidence.alarm_at is None:
-            outputs = source.answer(self._prompts)
-            scores = self._score(outputs)
+            scores = self._score(source.answer(next(rounds)))
             evidence.add(channels_of(scores), len(scores))
             outside += scores.outside
             self._say(f"{evidence.num_tokens} tokens, evidence {evidence.log_capital / math.log(10):+.1f}")
@@ -255,33 +193,41 @@ class Calibration:
         return self._one_sample_report(source, evidence, outside, is_exact)
 
     def two_samples(self, source: OutputSource, plain: OutputSource) -> CalibrationReport:
-        """The speculative arm against the plain one."""
-        if len(self._prompts) < FEWEST_PROMPTS:
-            raise ConfigError(
-                f"two samples are compared prompt by prompt, and {len(self._prompts)} are too few; "
-                f"give {FEWEST_PROMPTS} or more"
-            )
+        """The speculative arm against the plain one, in pairs of answers to one prompt, which may be exchanged."""
         sums: list[Floats] = []
         counts: Floats | None = None
         names: list[str] = []
         outside: list[list[Outside]] = [[], []]
-        num_tokens = 0
-        while num_tokens < self._settings.num_tokens:
+        num_tokens = num_pairs = 0
+        rounds = self._rounds()
+        while num_tokens < self._settings.num_tokens or num_pairs < FEWEST_PAIRS:
+            asked = next(rounds)
             arms = []
             for arm, each in enumerate((source, plain)):
-                outputs = each.answer(self._prompts)
-                scores = self._score(outputs, is_counted=arm == 0)
+                scores = self._score(each.answer(asked), is_counted=arm == 0)
                 outside[arm] += scores.outside
-                names, tokens, columns = prompt_sums(scores, range(len(outputs)), len(outputs))
+                names, tokens, columns = output_sums(scores, len(asked))
                 arms.append(columns)
                 if arm == 0:
                     num_tokens += len(scores)
                     counts = np.asarray(tokens, dtype=np.float64) + (0 if counts is None else counts)
+            num_pairs += len(asked)
             sums.append(arms[0] - arms[1])
             self._say(f"{num_tokens} tokens of each arm")
         assert counts is not None
-        result = exchange_test(np.sum(sums, axis=0), self._settings.seed, alpha=self._settings.alpha)
-        return self._two_sample_report(source, plain, result, list(zip(names, counts, strict=True)), outside, num_tokens)
+        result = exchange_test(np.concatenate(sums), self._settings.seed, alpha=self._settings.alpha)
+        return self._two_sample_report(
+            source, plain, result, list(zip(names, counts, strict=True)), outside, num_tokens
+        )
+
+    def _rounds(self) -> Iterator[list[tuple[str, Sequence[int]]]]:
+        """Prompts to answer together, for ever; answers to one prompt stand together, so that it is read once."""
+        prompts = list(self._prompts.items())
+        copies = max(1, ANSWERS_A_ROUND // len(prompts))
+        while True:
+            for start in range(0, len(prompts), ANSWERS_A_ROUND):
+                part = prompts[start : start + ANSWERS_A_ROUND]
+                yield [prompt for prompt in part for _ in range(copies)]
 
     def _score(self, outputs: Sequence[Output], *, is_counted: bool = True) -> Scores:
         scores = self._scorer.score(outputs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from outrider.audit.scoring import Scores
@@ -18,7 +16,7 @@ from outrider.audit.statistics import (
     uniform_channel,
 )
 
-__all__ = ["channels_of", "new_evidence", "prompt_sums", "strata_of"]
+__all__ = ["channels_of", "new_evidence", "output_sums", "strata_of"]
 
 EARLY_TOKENS = 8
 LOW_ENTROPY, HIGH_ENTROPY = 0.5, 2.0
@@ -48,9 +46,7 @@ def channels_of(scores: Scores) -> list[Channel]:
     for stratum, mask in strata_of(scores).items():
         channels += [uniform_channel(stratum, degree, scores.u, mask) for degree in range(1, NUM_POLYNOMIALS + 1)]
         channels.append(
-            tilt_channel(
-                "likelihood", stratum, scores.logprob, scores.entropy, scores.variance, scores.log_tilts, mask
-            )
+            tilt_channel("likelihood", stratum, scores.logprob, scores.entropy, scores.variance, scores.log_tilts, mask)
         )
         for guess, named in scores.named.items():
             kind = f"{guess} guess"
@@ -63,26 +59,20 @@ def new_evidence(num_guesses: int, alpha: float) -> Evidence:
     return Evidence(kinds=2 + num_guesses, strata=7 + 2 * num_guesses, alpha=alpha)
 
 
-def prompt_sums(scores: Scores, prompts: Sequence[int], num_prompts: int) -> tuple[list[str], list[int], Floats]:
-    """Sums of every channel's deviations over each prompt's outputs.
-
-    Args:
-        scores: of one arm.
-        prompts: the prompt of each output.
-        num_prompts: how many there are.
+def output_sums(scores: Scores, num_outputs: int) -> tuple[list[str], list[int], Floats]:
+    """Sums of every channel's deviations over each output.
 
     Returns:
-        Names of the channels, tokens in each, and sums ``[prompts, channels]``.
+        Names of the channels, tokens in each, and sums ``[outputs, channels]``.
     """
-    rows = np.asarray(prompts)[scores.output]
     names: list[str] = []
     counts: list[int] = []
     columns: list[Floats] = []
     for channel in channels_of(scores):
         names.append(f"{channel.kind} | {channel.stratum}")
         counts.append(int(channel.mask.sum()))
-        columns.append(np.bincount(rows, weights=channel.deviations, minlength=num_prompts).astype(np.float64))
+        columns.append(np.bincount(scores.output, weights=channel.deviations, minlength=num_outputs))
     names.append("outside the support | all")
     counts.append(len(scores))
-    columns.append(np.bincount(rows, weights=(~scores.inside).astype(np.float64), minlength=num_prompts))
-    return names, counts, np.stack(columns, axis=1)
+    columns.append(np.bincount(scores.output, weights=~scores.inside, minlength=num_outputs))
+    return names, counts, np.stack(columns, axis=1).astype(np.float64)

@@ -74,9 +74,9 @@ class EndpointSource:
     def speculation(self) -> SpeculationStats | None:
         return None
 
-    def answer(self, prompts: Mapping[str, Sequence[int]]) -> list[Output]:
+    def answer(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> list[Output]:
         with ThreadPoolExecutor(self._num_parallel) as pool:
-            running = [pool.submit(self._ask, name, tuple(prompt)) for name, prompt in prompts.items()]
+            running = [pool.submit(self._ask, name, tuple(prompt)) for name, prompt in prompts]
             return [future.result() for future in running]
 
     def _ask(self, name: str, prompt: tuple[int, ...]) -> Output:

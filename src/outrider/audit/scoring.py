@@ -159,7 +159,7 @@ class Scorer:
         outside: list[Outside] = []
         for index, start, logits_TV in laws.blocks(outputs):
             stop = start + logits_TV.shape[0]
-            named = [[guess for guess in each[index][start:stop]] for each in guesses]
+            named = [list(each[index][start:stop]) for each in guesses]
             block = self._measure(outputs[index], start, logits_TV, named)
             outside += self._outside(outputs[index], start, logits_TV, block.inside)
             blocks.append(block)

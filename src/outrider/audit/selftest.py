@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.audit.calibration import CalibrationSettings, EngineSource, audit_calibration
+from outrider.audit.calibration import CalibrationSettings, audit_calibration
 from outrider.audit.calibration_report import SelfTestReport, SelfTestRow
 from outrider.audit.faults import FAULTS, Fault, planted
 from outrider.audit.guesses import Output
+from outrider.audit.sources import EngineSource
 from outrider.drafters.base import Drafter
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError
@@ -36,7 +37,7 @@ class _Faulty:
     def speculation(self) -> SpeculationStats:
         return self.source.speculation
 
-    def answer(self, prompts: Mapping[str, Sequence[int]]) -> list[Output]:
+    def answer(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> list[Output]:
         with planted(self.fault):
             return self.source.answer(prompts)
 

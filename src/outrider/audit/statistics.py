@@ -138,7 +138,12 @@ def bernoulli_channel(kind: str, stratum: str, hits: Flags, probs: Floats, mask:
     hit = (hits & mask).astype(np.float64)
     gains = np.outer(hit, leans) - np.log1p(np.outer(p, np.expm1(leans)))
     return Channel(
-        kind=kind, stratum=stratum, gains=gains, deviations=np.where(mask, hit - p, 0.0), variances=p * (1 - p), mask=mask
+        kind=kind,
+        stratum=stratum,
+        gains=gains,
+        deviations=np.where(mask, hit - p, 0.0),
+        variances=p * (1 - p),
+        mask=mask,
     )
 
 
