@@ -198,9 +198,12 @@ def test_mistakes_are_named() -> None:
         source("localhost")
     with pytest.raises(ConfigError, match="'vllm' is unknown"):
         source("http://localhost", "vllm")
-    with serving(lambda body, tokens: {"error": "no"}, status=503) as url, pytest.raises(OutriderError, match="answered 503"):
+    with (
+        serving(lambda body, tokens: {"error": "no"}, status=503) as url,
+        pytest.raises(OutriderError, match="answered 503"),
+    ):
         source(url).answer([("a", [1, 2])])
     with pytest.raises(OutriderError, match="does not answer"):
         source(url).answer([("a", [1, 2])])
-    with serving(openai_answer) as url, pytest.raises(DataError, match="another form than llama.cpp's"):
+    with serving(openai_answer) as url, pytest.raises(DataError, match="another form than llama"):
         source(url, "llama.cpp").answer([("a", [1, 2])])

@@ -209,3 +209,17 @@ def test_strata_cover_every_token_once_each_way() -> None:
         assert sum(int(strata[name].sum()) for name in names) == total
         assert np.sum([strata[name] for name in names], axis=0).max() == 1
     assert set(PROMPTS) == {output.prompt_id for output in outputs}
+
+
+def test_a_stratum_does_not_look_at_the_token_itself() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=48)
+    outputs = outputs_of(engine_source(params=params), copies=3)
+    changed = [
+        Output(prompt_id=each.prompt_id, prompt=each.prompt, tokens=(*each.tokens[:-1], (each.tokens[-1] + 5) % WORLD))
+        for each in outputs
+    ]
+    before, after = (
+        strata_of(scored(world(), each, params, make_drafter=drawing_drafter)) for each in (outputs, changed)
+    )
+    for name, mask in before.items():
+        np.testing.assert_array_equal(mask, after[name], err_msg=name)

@@ -45,7 +45,7 @@ REPEAT_CHANCE = 1e-9
 """Chance below which an equal pair of answers is no coincidence but noise used twice."""
 HISTOGRAM_BINS = 20
 SAFETY = 2.0
-"""A foreign engine's tolerance is this many times the largest gap in its plain arm."""
+"""Of two arms, the tolerance is this many times the largest gap of the plain one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class Calibration:
             evidence.add(channels_of(scores), len(scores))
             outside += scores.outside
             self._say(f"{evidence.num_tokens} tokens, evidence {evidence.log_capital / math.log(10):+.1f}")
-            if is_exact and self._violations(outside, self._control.tolerance):
+            if is_exact and self._violations(outside, self._tolerance):
                 break
         return self._one_sample_report(source, evidence, outside, is_exact)
 
@@ -251,13 +251,18 @@ class Calibration:
                 if self._seeds[output.seed] == 2:
                     self._repeats.append(Repeat(prompt_id=output.prompt_id, tokens=len(output.tokens), chance=0.0))
 
+    @property
+    def _tolerance(self) -> float:
+        """Of one sample. Where rounding moves nothing, nothing is excused; where it does, the control saw only a part."""
+        return 0.0 if self._control.deviation == 0 else max(FLOAT32_CAP, self._control.tolerance)
+
     def _violations(self, outside: Sequence[Outside], tolerance: float) -> tuple[Outside, ...]:
         return tuple(each for each in outside if each.gap > tolerance)
 
     def _one_sample_report(
         self, source: OutputSource, evidence: Evidence, outside: Sequence[Outside], is_exact: bool
     ) -> CalibrationReport:
-        violations = self._violations(outside, self._control.tolerance)
+        violations = self._violations(outside, self._tolerance)
         unchecked = _unchecked(self._params, source.speculation)
         if not is_exact:
             unchecked.insert(
@@ -286,11 +291,9 @@ class Calibration:
         outside: Sequence[Sequence[Outside]],
         num_tokens: int,
     ) -> CalibrationReport:
-        finite = [each.gap for each in outside[1] if math.isfinite(each.gap)]
-        tolerance = max(self._control.tolerance, SAFETY * max(finite, default=0.0))
-        # A foreign engine's plain arm may leave the recomputed support, too; what it does is no violation.
-        has_forbidden = any(math.isinf(each.gap) for each in outside[1])
-        violations = () if has_forbidden else self._violations(outside[0], tolerance)
+        # The plain arm may leave the recomputed support, too. Whether the other does so more often is among the numbers
+        # that are exchanged; what lies further outside than anything plain is listed, as a hint.
+        tolerance = max(self._control.tolerance, SAFETY * max((each.gap for each in outside[1]), default=0.0))
         summaries = []
         for (name, count), z, scale in zip(counted, result.z, result.scale, strict=True):
             kind, _, stratum = name.partition(" | ")
@@ -306,7 +309,7 @@ class Calibration:
                     detectable=float((result.critical + POWER_Z) * scale / count) if is_seen else None,
                 )
             )
-        failed = result.p_value <= self._settings.alpha or bool(violations)
+        failed = result.p_value <= self._settings.alpha
         report = self._report(source, _unchecked(self._params, source.speculation), "two-sample", num_tokens)
         return replace(
             report,
@@ -315,7 +318,7 @@ class Calibration:
             p_value=result.p_value,
             critical=result.critical,
             channels=tuple(summaries),
-            violations=violations,
+            violations=self._violations(outside[0], tolerance),
             num_outside=len(outside[0]),
             tolerance=tolerance,
         )
@@ -351,7 +354,7 @@ class Calibration:
             tokens=num_tokens,
             guesses=self._scorer.guess_names,
             control=self._control,
-            tolerance=self._control.tolerance,
+            tolerance=self._tolerance,
             histogram=tuple(int(count) for count in self._histogram),
             repeats=tuple(self._repeats),
             unchecked=tuple(unchecked),

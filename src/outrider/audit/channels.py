@@ -22,6 +22,9 @@ EARLY_TOKENS = 8
 LOW_ENTROPY, HIGH_ENTROPY = 0.5, 2.0
 """Nats."""
 
+OUTSIDE_BY = (0.0, 0.03, 0.3)
+"""Logits; of two arms, how often each leaves the recomputed support by more than this is compared."""
+
 
 def strata_of(scores: Scores) -> dict[str, Flags]:
     """Which tokens are in which stratum. Everything here is a function of the text before the token."""
@@ -72,7 +75,8 @@ def output_sums(scores: Scores, num_outputs: int) -> tuple[list[str], list[int],
         names.append(f"{channel.kind} | {channel.stratum}")
         counts.append(int(channel.mask.sum()))
         columns.append(np.bincount(scores.output, weights=channel.deviations, minlength=num_outputs))
-    names.append("outside the support | all")
-    counts.append(len(scores))
-    columns.append(np.bincount(scores.output, weights=~scores.inside, minlength=num_outputs))
+    for gap in OUTSIDE_BY:
+        names.append(f"outside the support | by more than {gap:g} logits")
+        counts.append(len(scores))
+        columns.append(np.bincount(scores.output, weights=scores.gap > gap, minlength=num_outputs))
     return names, counts, np.stack(columns, axis=1).astype(np.float64)

@@ -37,7 +37,8 @@ BLOCK = 64
 """Rows whose logits are held at once."""
 _DENSE_SHARE = 8
 """A law that keeps less than this share of the vocabulary is measured on what it keeps."""
-_MAX_GAP = 50.0
+_MIN_GAP, _MAX_GAP = 1e-9, 50.0
+"""Logits: a smaller gap is rounding, a larger one a prohibition."""
 
 Ints = NDArray[np.int64]
 
@@ -64,6 +65,7 @@ class Scores:
     Attributes:
         output: index of the token's output within the run. position: among the output's tokens.
         inside: False where the token cannot come out of the recomputed law (the numbers of such a token mean nothing).
+        gap: by how much it is outside (:class:`Outside`), 0 inside.
         u: randomised probability integral transform. logprob, entropy, variance: of the token; of its law; of the law's
             log-probability. log_tilts: ``log sum p ** (1 + lean)`` for every lean, ``[tokens, leans]``.
         hits, probs, named, is_mode: for each guess: it came out; its probability; there was one; it was the law's mode.
@@ -72,6 +74,7 @@ class Scores:
     output: Ints
     position: Ints
     inside: Flags
+    gap: Floats
     u: Floats
     logprob: Floats
     entropy: Floats
@@ -217,11 +220,11 @@ class Scorer:
             moved_1V = (logits_1V.double() + shift * signs_1V).to(logits_1V.dtype)
             return bool(warped_logits(moved_1V, history, self._order)[0, token] > -math.inf)
 
-        low, high = 0.0, _MAX_GAP
+        low, high = _MIN_GAP, _MAX_GAP
         if not is_possible(high):
             return math.inf
-        while high - low > 1e-6 * max(1.0, high):
-            middle = (low + high) / 2
+        while high > 1.001 * low:
+            middle = math.sqrt(low * high)
             low, high = (low, middle) if is_possible(middle) else (middle, high)
         return high
 
@@ -238,10 +241,13 @@ class Scorer:
         def of_guess(name: str) -> dict[str, Floats]:
             return {guess: by_guess[name][row] for row, guess in enumerate(self.guess_names)}
 
+        gaps = np.zeros(sum(lengths))
+        gaps[~flat["inside"].astype(np.bool_)] = [each.gap for each in outside]
         return Scores(
             output=np.repeat(np.arange(len(outputs)), lengths),
             position=np.concatenate([np.arange(length) for length in lengths]),
             inside=flat["inside"].astype(np.bool_),
+            gap=gaps,
             u=flat["u"],
             logprob=flat["logprob"],
             entropy=flat["entropy"],

@@ -9,6 +9,7 @@ import numpy as np
 
 from outrider.audit.calibration import CalibrationSettings, audit_calibration
 from outrider.audit.calibration_report import SelfTestReport, SelfTestRow
+from outrider.audit.control import FLOAT32_CAP
 from outrider.audit.faults import FAULTS, Fault, planted
 from outrider.audit.guesses import Output
 from outrider.audit.sources import EngineSource
@@ -66,7 +67,7 @@ def self_test(
         on_progress: told what is going on.
 
     Raises:
-        ConfigError: a drafter that never draws, so that nothing would be tested.
+        ConfigError: a drafter that never drafts, or a target whose law is not known exactly.
     """
     settings = settings or CalibrationSettings()
     say = on_progress or (lambda line: None)
@@ -92,6 +93,11 @@ def self_test(
             settings=replace(settings, null="one-sample"),
             on_progress=lambda line, title=title: say(f"{title}: {line}"),  # type: ignore[misc]
         )
+        if report.control.deviation > FLOAT32_CAP:
+            raise ConfigError(
+                f"rounding moves this target's logits by {report.control.deviation:.1e} between batch shapes, and the self-test "
+                "needs the exact law; give --dtype float32, or --backend native on a CPU"
+            )
         if source.speculation.drafted == 0:
             raise ConfigError(f"drafter {name} drafted nothing; give one that draws from a law of its own: slice:8")
         is_caught = report.verdict in ("biased", "deviates")
