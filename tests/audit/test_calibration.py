@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from outrider.audit.calibration import CalibrationSettings, audit_calibration
 from outrider.audit.calibration_report import CalibrationReport
 from outrider.audit.faults import FAULTS, Fault, fault_named, planted
 from outrider.audit.guesses import Output
-from outrider.audit.selftest import self_test
+from outrider.audit.selftest import FaultyEngine, self_test
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError
@@ -58,19 +59,28 @@ def test_a_sound_engine_passes(make: Callable[[], Any], name: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_caught(fault: Fault) -> None:
+    params = replace(PARAMS, **fault.fields)  # type: ignore[arg-type]
+    faulty = FaultyEngine(engine_source(drawing_drafter(), params=params), fault)
+    report = audit(faulty, params=params, settings={"num_tokens": 10_000})
+    assert report.verdict == "biased" and report.cause and faulty.origin["planted fault"] == fault.name
+    assert report.tokens_to_alarm is not None and report.tokens_to_alarm < 10_000
+
+
+def test_the_self_test_accuses_the_faulty_and_nobody_else() -> None:
     report = self_test(
         world(),
         PROMPTS,
         make_drafter=drawing_drafter,
         params=PARAMS,
         config=EngineConfig(num_draft_tokens=3, schedule="fixed", num_cached_prefixes=0),
-        settings=CalibrationSettings(num_tokens=12_000),
-        faults=[fault],
-        on_progress=lambda line: None,
+        settings=CalibrationSettings(num_tokens=1500),
+        faults=[fault_named("wrong-bonus-row"), fault_named("min-p-forgotten")],
     )
-    row = report.rows[-1]
-    assert row.fault == fault.name and row.is_caught and row.cause, row
-    assert 0 < row.tokens < 12_000
+    assert report.is_right and json.dumps(report.to_json(), allow_nan=False)
+    assert [row.fault for row in report.rows] == ["none", "none", "wrong-bonus-row", "min-p-forgotten"]
+    assert [row.is_caught for row in report.rows] == [False, False, True, True]
+    assert "min_p 0.1" in report.rows[1].sampling and report.rows[3].cause
+    assert "every planted fault was caught" in pages.selftest_page(report)
 
 
 def test_a_fault_is_gone_when_it_is_taken_out() -> None:

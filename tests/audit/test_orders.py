@@ -48,7 +48,7 @@ def test_our_order_in_stages_is_what_the_engine_runs(seed: int) -> None:
 
 
 def test_llama_cpp_cuts_before_temperature_and_counts_the_prompt() -> None:
-    logits_TV = torch.tensor([[2.0, 1.0, 0.0, 3.0, -1.0, 0.5]] * 3).double()
+    logits_TV = torch.tensor([[2.0, 1.0, 0.0, 3.0, -1.0, 0.5, -2.0]] * 3).double()
     flat = law("vllm", logits_TV, temperature=3.0, top_p=0.8)
     sharp = law("llama.cpp", logits_TV, temperature=3.0, top_p=0.8)
     assert (sharp > 0).sum() < (flat > 0).sum()
@@ -57,7 +57,7 @@ def test_llama_cpp_cuts_before_temperature_and_counts_the_prompt() -> None:
     ours = law("vllm", logits_TV, temperature=1.0, frequency_penalty=1.0)
     theirs = law("llama.cpp", logits_TV, temperature=1.0, frequency_penalty=1.0)
     # The prompt holds token 3 twice, the output token 2 once by then.
-    expected = (logits_TV[0] - torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0, 1.0])).softmax(dim=-1)
+    expected = (logits_TV[0] - torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0])).softmax(dim=-1)
     torch.testing.assert_close(theirs[0], expected)
     assert ours[0, 3] > theirs[0, 3]
 

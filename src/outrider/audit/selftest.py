@@ -20,11 +20,11 @@ from outrider.metrics import SpeculationStats
 from outrider.models.base import Target
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["self_test"]
+__all__ = ["FaultyEngine", "self_test"]
 
 
 @dataclass(slots=True)
-class _Faulty:
+class FaultyEngine:
     """An engine that decodes with a fault in place; whatever reads its answers again is sound."""
 
     source: EngineSource
@@ -87,7 +87,7 @@ def self_test(
         report = audit_calibration(
             target,
             prompts,
-            source=_Faulty(source, fault),
+            source=FaultyEngine(source, fault),
             params=asked,
             make_drafter=make_drafter,
             settings=replace(settings, null="one-sample"),
