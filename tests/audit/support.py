@@ -15,7 +15,7 @@ from outrider.models.table import TableModel
 from outrider.sampling.params import SamplingParams
 
 WORLD = 24
-PARAMS = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=48)
+PARAMS = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24)
 PROMPTS = {"a": [1, 2, 3], "b": [7, 7], "c": [9, 4, 9, 4]}
 
 

@@ -38,9 +38,9 @@ def audit(
 
 SAMPLINGS = {
     "cut": PARAMS,
-    "hot": SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3, max_tokens=48),
+    "hot": SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3, max_tokens=24),
     "masked": SamplingParams(
-        temperature=1.0, min_tokens=6, bad_words_token_ids=((4,),), logit_bias={2: 1.0}, max_tokens=48
+        temperature=1.0, min_tokens=6, bad_words_token_ids=((4,),), logit_bias={2: 1.0}, max_tokens=24
     ),
 }
 
@@ -53,7 +53,7 @@ def test_a_sound_engine_passes(make: Callable[[], Any], name: str) -> None:
     assert report.verdict == "calibrated" and report.is_sound and report.null == "one-sample"
     assert report.tokens >= 2000 and report.alarm_at is None and report.num_outside == 0 and not report.repeats
     assert report.evidence is not None and report.evidence < 2
-    assert report.speculation is not None and report.speculation.accepted > 50
+    assert report.speculation is not None and report.speculation.accepted > 20
     assert sum(report.histogram) == report.tokens
 
 
@@ -155,7 +155,9 @@ def test_where_rounding_moves_logits_two_arms_are_compared() -> None:
     """One sample would accuse this sound engine: its passes of several rows know another law than its plain ones."""
     target = shaky()
     plain = engine_source(target=target, seed=1)
-    report = audit(engine_source(drawing_drafter(), target=target), plain=plain, target=target)
+    report = audit(
+        engine_source(drawing_drafter(), target=target), plain=plain, target=target, settings={"num_tokens": 1200}
+    )
     assert report.null == "two-sample" and report.verdict == "calibrated" and report.p_value is not None
     assert report.plain is not None and report.control.deviation > 1e-3
     with planted(fault_named("wrong-bonus-row")):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.audit.calibration import CalibrationSettings, audit_calibration
+from outrider.audit.calibration_report import CalibrationReport
 from outrider.audit.endpoint import EndpointSource
 from outrider.audit.faults import fault_named, planted
 from outrider.engine.config import EngineConfig
@@ -23,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from tests.audit.support import PARAMS, PROMPTS, drawing_drafter, world
 
 SEEDS = itertools.count(1000)
-SHORT = replace(PARAMS, max_tokens=24)
+SHORT = replace(PARAMS, max_tokens=16)
 Answer = Callable[[dict[str, Any], list[int]], Any]
 
 
@@ -106,33 +107,30 @@ class Recorded:
 
 
 def test_a_sound_server_passes_beside_its_plain_arm_and_a_faulty_one_does_not() -> None:
-    settings = CalibrationSettings(num_tokens=1000, is_foreign=True)
-    one_round = CalibrationSettings(num_tokens=100, is_foreign=True)
+    settings = CalibrationSettings(num_tokens=100, is_foreign=True)
     with serving(openai_answer) as url:
-        plain = source(url, params=SHORT)
-        report = audit_calibration(
-            world(), PROMPTS, source=source(url, params=SHORT), plain=plain, params=SHORT, settings=settings
-        )
+        plain, speculative = Recorded(source(url, params=SHORT)), source(url, params=SHORT)
+
+        def audited() -> CalibrationReport:
+            return audit_calibration(world(), PROMPTS, source=speculative, plain=plain, params=SHORT, settings=settings)
+
+        report = audited()
         assert report.verdict == "calibrated" and report.null == "two-sample" and report.source["endpoint"] == url
         assert any("does not tell" in line for line in report.unchecked)
-        sound = Recorded(plain)
-        sound.answer([prompt for prompt in PROMPTS.items() for _ in range(21)])
         with planted(fault_named("wrong-bonus-row")):
-            report = audit_calibration(
-                world(), PROMPTS, source=source(url, params=SHORT), plain=sound, params=SHORT, settings=one_round
-            )
+            report = audited()
     assert report.verdict == "biased" and report.cause
 
 
 def test_llama_cpp_in_its_own_order() -> None:
-    params = SamplingParams(temperature=0.8, max_tokens=20)
+    params = SamplingParams(temperature=0.8, max_tokens=12)
     with serving(llama_cpp_answer) as url:
         report = audit_calibration(
             world(),
             PROMPTS,
             source=source(url, "llama.cpp", params=params),
             params=params,
-            settings=CalibrationSettings(num_tokens=800, is_foreign=True, order="llama.cpp"),
+            settings=CalibrationSettings(num_tokens=500, is_foreign=True, order="llama.cpp"),
         )
     assert report.verdict == "no sign" and report.order == "llama.cpp"
 

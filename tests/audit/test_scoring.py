@@ -37,7 +37,7 @@ RICH = SamplingParams(
     logit_bias={3: 1.0},
     bad_words_token_ids=((5, 6), (8,)),
     min_tokens=4,
-    max_tokens=90,
+    max_tokens=40,
 )
 
 
@@ -62,7 +62,9 @@ def law_before(target: Any, output: Output, position: int, params: SamplingParam
     return laws.probs_BV([Place(sequence=0, node=ROOT, path=())])[0]
 
 
-@pytest.mark.parametrize("params", [PARAMS, RICH, SamplingParams(temperature=1.3, max_tokens=70)])
+@pytest.mark.parametrize(
+    "params", [PARAMS, RICH, SamplingParams(temperature=1.3, max_tokens=40)], ids=["cut", "rich", "hot"]
+)
 def test_every_number_is_that_of_the_engines_own_law(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "BLOCK", 16)
     target = world()
@@ -148,7 +150,8 @@ def test_guesses_are_fixed_by_the_past_alone() -> None:
     for before, after in zip(whole, changed, strict=True):
         assert [each[:6] for each in before] == [each[:6] for each in after]
         assert all(each[0] == NO_GUESS for each in before)
-    assert any(guess != NO_GUESS for guess in whole[0][0]) and all(guess >= 0 for guess in whole[1][0][1:])
+    assert any(guess != NO_GUESS for each in whole[0] for guess in each)
+    assert all(guess >= 0 for each in whole[1] for guess in each[1:])
 
 
 def test_the_drafters_guess_is_the_mode_of_its_law() -> None:

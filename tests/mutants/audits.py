@@ -16,7 +16,7 @@ AUDITS = (
         file="audit/scoring.py",
         old="is_likelier_TM = (values_TM > own_T1) | ((values_TM == own_T1) & (ids_TM < tokens_T.unsqueeze(1)))",
         new="is_likelier_TM = ids_TM < tokens_T.unsqueeze(1)",
-        tests=(f"{SCORING}::test_every_number_is_that_of_the_engines_own_law",),
+        tests=(f"{SCORING}::test_every_number_is_that_of_the_engines_own_law[rich]",),
         why="it would still be uniform, and nearly blind to a law that is sharpened",
     ),
     Mutant(
@@ -24,7 +24,7 @@ AUDITS = (
         file="audit/scoring.py",
         old="paths = [output.tokens[start:position] for position in range(start, stop)]",
         new="paths = [() for _ in range(start, stop)]",
-        tests=(f"{SCORING}::test_every_number_is_that_of_the_engines_own_law",),
+        tests=(f"{SCORING}::test_every_number_is_that_of_the_engines_own_law[rich]",),
         why="penalties and bans read the whole history",
     ),
     Mutant(
@@ -44,27 +44,11 @@ AUDITS = (
         why="capital that grows by itself accuses everybody",
     ),
     Mutant(
-        name="the_alarm_is_sounded_at_a_tenth",
-        file="audit/statistics.py",
-        old="over = np.flatnonzero(total >= -math.log(self.alpha))",
-        new="over = np.flatnonzero(total >= -0.1 * math.log(self.alpha))",
-        tests=(f"{STATISTICS}::test_the_alarm_is_as_rare_as_stated_however_long_one_looks",),
-        why="the false alarm is what the report promises",
-    ),
-    Mutant(
         name="repeated_answers_go_unnoticed",
         file="audit/calibration.py",
         old="if before is not None and chance < REPEAT_CHANCE:",
         new="if before is not None and chance < 0:",
         tests=(f"{CALIBRATION}::test_noise_used_twice_voids_the_audit",),
         why="a thousand copies of one answer are one answer",
-    ),
-    Mutant(
-        name="a_planted_fault_stays",
-        file="audit/faults.py",
-        old="        setattr(owner, name, sound)\n",
-        new="        pass\n",
-        tests=(f"{CALIBRATION}::test_a_fault_is_gone_when_it_is_taken_out",),
-        why="a self-test must leave the engine as it was",
     ),
 )

@@ -12,7 +12,7 @@ from outrider.audit.statistics import Summary
 from outrider.audit.versions import describe_versions
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["CalibrationReport", "Repeat", "SelfTestReport", "SelfTestRow", "Speculation", "plain_values"]
+__all__ = ["CalibrationReport", "Repeat", "SelfTestReport", "SelfTestRow", "Speculation", "plain_object"]
 
 VERDICTS = {
     "calibrated": "every token looks like a draw from the target's own processed law",
@@ -117,7 +117,8 @@ class CalibrationReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, verdict first."""
-        return plain_values({"verdict": self.verdict, "is_sound": self.is_sound, "cause": self.cause, **asdict(self)})
+        head = {"verdict": self.verdict, "is_sound": self.is_sound, "cause": self.cause}
+        return plain_object({**head, **asdict(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +163,19 @@ class SelfTestReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, verdict first."""
-        return plain_values({"is_right": self.is_right, **asdict(self)})
+        return plain_object({"is_right": self.is_right, **asdict(self)})
 
 
-def plain_values(value: Any) -> Any:
+def plain_object(values: dict[Any, Any]) -> dict[str, Any]:
     """JSON knows no infinity: it becomes a text, and tuples become lists."""
+    return {str(key): _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): plain_values(inner) for key, inner in value.items()}
+        return plain_object(value)
     if isinstance(value, list | tuple):
-        return [plain_values(inner) for inner in value]
+        return [_plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -74,9 +74,13 @@ def output_sums(scores: Scores, num_outputs: int) -> tuple[list[str], list[int],
     for channel in channels_of(scores):
         names.append(f"{channel.kind} | {channel.stratum}")
         counts.append(int(channel.mask.sum()))
-        columns.append(np.bincount(scores.output, weights=channel.deviations, minlength=num_outputs))
+        columns.append(_per_output(scores, channel.deviations, num_outputs))
     for gap in OUTSIDE_BY:
         names.append(f"outside the support | by more than {gap:g} logits")
         counts.append(len(scores))
-        columns.append(np.bincount(scores.output, weights=scores.gap > gap, minlength=num_outputs))
-    return names, counts, np.stack(columns, axis=1).astype(np.float64)
+        columns.append(_per_output(scores, (scores.gap > gap).astype(np.float64), num_outputs))
+    return names, counts, np.stack(columns, axis=1)
+
+
+def _per_output(scores: Scores, values: Floats, num_outputs: int) -> Floats:
+    return np.bincount(scores.output, weights=values, minlength=num_outputs).astype(np.float64)

@@ -78,7 +78,7 @@ def fault_named(name: str) -> Fault:
 
 TYPICAL_SHARE, TYPICAL_FLOOR = 0.3, 0.09
 """Thresholds of typical acceptance as Medusa ships them (arXiv 2401.10774): delta and epsilon."""
-LOOK_AHEAD = 0.5
+LOOK_AHEAD = 0.2
 """A draft token less likely than this ends the chain, in the fault that looks ahead."""
 
 

@@ -114,7 +114,8 @@ def polynomial(degree: int, u: Floats) -> Floats:
 def _log_moments(degree: int) -> Floats:
     """``log E exp(lean * polynomial(U))`` for every lean."""
     u, weights = _quadrature()
-    return np.log(np.exp(np.outer(UNIFORM_LEANS, polynomial(degree, u))) @ weights)
+    moments: Floats = np.log(np.exp(np.outer(UNIFORM_LEANS, polynomial(degree, u))) @ weights)
+    return moments
 
 
 def uniform_channel(stratum: str, degree: int, u: Floats, mask: Flags) -> Channel:
