@@ -65,6 +65,64 @@ def test_mistakes_are_named(run: Run, tiny_gguf: Path, tmp_path: Path, flags: li
     assert ran.status == 2 and ran.err.count("\n") == 1 and words in ran.err
 
 
+def test_the_calibration_audit_of_a_file(run: Run, tiny_gguf: Path, tmp_path: Path) -> None:
+    path, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    path.write_text('{"id": "x", "prompt": "aaaa"}\n{"id": "y", "prompt": [5, 6, 5, 6]}\n')
+    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", path, "-t", 16, "--tokens", 600, "-k", 2]
+    ran = run("audit", "calibration", *flags, "-d", "slice:1", "--temperature", 1.0, "--html", page)
+    assert ran.status == 0, ran.err + ran.out
+    assert "calibrated: every token" in ran.out and "drafter guess" in ran.out and "drafts kept" in ran.out
+    assert "calibrated" in page.read_text() and "aaaa" not in page.read_text()
+    report = json.loads(run("audit", "calibration", *flags, "-d", "ngram", "--json").out)
+    assert report["is_sound"] and report["tokens"] >= 600
+    assert report["sampling"]["temperature"] == 0.8 and report["sampling"]["top_p"] == 0.95
+    assert report["source"]["engine"]["schedule"] == "fixed" and report["null"] == "one-sample"
+
+
+def test_the_self_test_prints_a_table(run: Run, tiny_gguf: Path, tmp_path: Path) -> None:
+    path, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    path.write_text('{"id": "x", "prompt": "aaaa"}\n')
+    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", path, "-t", 16, "--tokens", 4000, "-k", 2]
+    ran = run("audit", "calibration", "--self-test", *flags, "--fault", "greedy-drafts", "--html", page)
+    assert ran.status == 0, ran.err + ran.out
+    assert "not accused" in ran.out and "caught" in ran.out and "every planted fault" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--plain-endpoint", "http://localhost:1"], "--plain-endpoint"),
+        (["--self-test", "--endpoint", "http://localhost:1"], "--self-test"),
+        (["--fault", "wrong-bonus-row"], "--self-test"),
+        (["--self-test", "--fault", "wrong-bonus"], "wrong-bonus-row"),
+        (["-d", "none"], "--draft none"),
+        (["--temperature", "0"], "temperature 0"),
+        (["--processor-order", "vlm"], "vllm"),
+        (["--null", "both"], "null 'both'"),
+        (["--endpoint", "http://127.0.0.1:9"], "does not answer"),
+        (["--endpoint", "http://127.0.0.1:9", "--endpoint-kind", "vllm"], "endpoint kind 'vllm'"),
+        (["--html", "/nowhere/page.html", "--tokens", "100"], "--html /nowhere/page.html"),
+    ],
+)
+def test_mistakes_of_a_calibration_are_named(
+    run: Run, tiny_gguf: Path, tmp_path: Path, flags: list[str], words: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}')
+    ran = run("audit", "calibration", "--target", tiny_gguf, "--dtype", "float32", "-f", path, "-t", 4, *flags)
+    assert ran.status == 2 and ran.err.count("\n") == 1 and words in ran.err, ran.err
+
+
+def test_law_and_identity_write_pages(run: Run, tiny_gguf: Path, tmp_path: Path) -> None:
+    page, rows = tmp_path / "page.html", tmp_path / "rows.jsonl"
+    assert run("audit", "law", "--cases", 8, "--html", page).status == 0
+    assert "worst total variation" in page.read_text()
+    rows.write_text('{"prompt": "abab"}')
+    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", rows, "-t", 6, "-k", 2, "-d", "ngram", "--html", page]
+    assert run("audit", "identity", *flags).status == 0
+    assert "the target&#x27;s own" in page.read_text() and "tolerance of a tie" in page.read_text()
+
+
 def test_models_names_what_there_is_and_what_auto_means(run: Run) -> None:
     ran = run("models")
     assert ran.status == 0 and "smollm2-135m-instruct" in ran.out and "dequantised" in ran.out

@@ -5,6 +5,7 @@ Only faults that change output, or a number that is reported, are here; most of 
 
 from __future__ import annotations
 
+from tests.mutants.audits import AUDITS
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
@@ -14,6 +15,7 @@ __all__ = ["GROUPS", "MUTANTS"]
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "laws": (*VERIFIERS, *NOISE, *SAMPLERS),
+    "audits": AUDITS,
     "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
     "scheduling": SCHEDULERS,
 }

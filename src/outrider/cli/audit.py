@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import options, render
-from outrider.cli.inputs import Inputs, Row, read_inputs
+from outrider.cli.audit_calibration import calibration
+from outrider.cli.audit_inputs import read_prompts, token_prompts, write_page
 from outrider.cli.options import Settings
-from outrider.cli.session import load_model, prompt_of
-from outrider.errors import ConfigError, DataError, PromptError
+from outrider.cli.session import load_model
+from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.audit.identity import IdentityReport
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from outrider.models.base import LoadedTarget
     from outrider.sampling.params import SamplingParams
 
-__all__ = ["app", "identity", "law"]
+__all__ = ["app", "calibration", "identity", "law"]
 
 app = typer.Typer(
-    help="Evidence that speculation changes nothing: exact laws, and identical outputs.",
+    help="Evidence that speculation changes nothing: exact laws, identical outputs, sampled tokens placed in their laws.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
+
+app.command()(calibration)
 
 Cases = Annotated[int, typer.Option(help="Random small worlds to enumerate.")]
 LawSeed = Annotated[int, typer.Option("--seed", help="Which random worlds.")]
@@ -56,7 +59,7 @@ DEFAULT_KS = (1, 4, 8)
 
 
 @app.command()
-def law(cases: Cases = 200, seed: LawSeed = 0, json_lines: options.Json = False) -> None:
+def law(cases: Cases = 200, seed: LawSeed = 0, json_lines: options.Json = False, html: options.Html = None) -> None:
     """Enumerate what the verifiers commit, exactly, and compare it with the target's own law.
 
     In small random worlds every draw, acceptance and correction is integrated in float64 through the very functions that
@@ -72,12 +75,25 @@ def law(cases: Cases = 200, seed: LawSeed = 0, json_lines: options.Json = False)
 
     with render.stderr().status("enumerating"):
         report = audit_law(num_cases=cases, seed=seed)
+    write_page(html, lambda: _law_page(report))
     if json_lines:
         typer.echo(json.dumps(report.to_json()))
     else:
         _print_law(report)
     if not report.is_lossless:
         raise typer.Exit(1)
+
+
+def _law_page(report: LawReport) -> str:
+    from outrider.audit.pages import law_page
+
+    return law_page(report)
+
+
+def _identity_page(report: IdentityReport) -> str:
+    from outrider.audit.pages import identity_page
+
+    return identity_page(report)
 
 
 def _print_law(report: LawReport) -> None:
@@ -103,6 +119,7 @@ def identity(
     sampling_temperature: Temperature = 0.8,
     tokens: MaxTokens = 64,
     json_lines: options.Json = False,
+    html: options.Html = None,
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -124,18 +141,19 @@ def identity(
     """
     settings = options.resolve_settings(options.flags_of(context), None)
     sampling = _samplings(seeds, sampling_temperature, tokens)
-    inputs = None if file is None else _read(file, limit)
+    inputs = None if file is None else read_prompts(file, limit)
     with render.stderr().status("loading the model") as status:
         model = load_model(settings)
         report = _audit(
             model,
-            _prompts(model, inputs),
+            token_prompts(model, inputs),
             drafters or list(DEFAULT_DRAFTERS),
             ks or list(DEFAULT_KS),
             sampling,
             settings,
             lambda arm: status.update(f"decoding: {arm}"),
         )
+    write_page(html, lambda: _identity_page(report))
     if json_lines:
         typer.echo(json.dumps(report.to_json()))
     else:
@@ -155,39 +173,6 @@ def _samplings(seeds: int, temperature: float, max_tokens: int) -> dict[str, Sam
         for seed in range(1, seeds + 1)
     }
     return {"greedy": greedy, **seeded}
-
-
-def _read(file: Path, limit: int | None) -> Inputs:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"--limit {limit} is not possible; allowed: 1 or more")
-    inputs = read_inputs(None, file)
-    if inputs.broken:
-        first = inputs.broken[0]
-        raise DataError(f"{inputs.source}, line {first.line}: {first.reason}")
-    return replace(inputs, rows=inputs.rows[:limit])
-
-
-def _prompts(model: LoadedTarget, inputs: Inputs | None) -> dict[str, list[int]]:
-    """Token ids by name: the file's rows, or the bundled prompts."""
-    from outrider.measure.workloads import BUNDLED
-
-    if model.tokenizer is None:
-        raise ConfigError("this target has no tokenizer, and the audit's prompts are text")
-    if inputs is None:
-        return {prompt.name: model.tokenizer.encode_chat(prompt.messages) for prompt in BUNDLED}
-    return {row.id: _token_ids(row, model) for row in inputs.rows}
-
-
-def _token_ids(row: Row, model: LoadedTarget) -> list[int]:
-    from outrider.engine.request import build_request
-    from outrider.sampling.params import SamplingParams
-
-    prompt = prompt_of(row, model.tokenizer)
-    try:
-        request = build_request(prompt, SamplingParams(), id=row.id, seed=0, spec=model.spec, tokenizer=model.tokenizer)
-    except PromptError as error:
-        raise PromptError(f"prompt {row.id!r}: {error}") from None
-    return list(request.prompt)
 
 
 def _audit(

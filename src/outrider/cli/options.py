@@ -219,6 +219,10 @@ Config = Annotated[
     typer.Option("--config", "-c", help="TOML file of these settings; flags win over it.", rich_help_panel=OUTPUT),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.", rich_help_panel=OUTPUT)]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write the report as a page, too.", show_default=False, rich_help_panel=OUTPUT),
+]
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Say on standard error what every setting came to.", rich_help_panel=OUTPUT),
