@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.cli import options, render
+from outrider.cli import constraints, options, render
 from outrider.cli.inputs import BrokenLine, Format, Inputs, Row, read_inputs
 from outrider.cli.output import ResultFile
 from outrider.cli.session import Session, open_session, prompt_of, row_params
@@ -112,6 +112,13 @@ def generate(
     bad_words: options.BadWords = None,
     logprobs: options.Logprobs = None,
     logprobs_mode: options.LogprobsMode = None,
+    json_schema: constraints.JsonSchema = None,
+    json_object: constraints.JsonObject = None,
+    regex: constraints.Regex = None,
+    choice: constraints.Choice = None,
+    grammar: constraints.Grammar = None,
+    no_whitespace: constraints.NoWhitespace = None,
+    prediction: constraints.Prediction = None,
 ) -> None:
     """Decode a prompt, or a file of prompts.
 
@@ -122,6 +129,7 @@ def generate(
     - `outrider generate "Write a haiku." --temperature 0.8 --seed 7 --show-drafts`
     - `outrider generate -f chats.jsonl -o answers.jsonl` (run it again to go on after an interruption)
     - `outrider generate "Hello" --json --logprobs 3 | jq .speculation`
+    - `outrider generate "Is water wet?" --choice yes --choice no`
 
     With `--draft none` it decodes plainly; the text is the same. See `outrider audit identity` for the proof.
     """

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.constraints import constraint_of, prediction_of
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError, SamplingError, nearest
 from outrider.sampling.params import SamplingParams
@@ -276,7 +277,11 @@ class Settings:
 
 def flags_of(context: typer.Context) -> dict[str, Any]:
     """The settings among a command's flags that the user really gave."""
-    return {name: value for name, value in context.params.items() if name in _KNOWN_KEYS and value is not None}
+    given = {name: value for name, value in context.params.items() if name in _KNOWN_KEYS and value is not None}
+    if context.params.get("prediction") is not None:
+        given["prediction"] = prediction_of(context.params)
+    constraint = constraint_of(context.params)
+    return given if constraint is None else {**given, "structured_outputs": constraint}
 
 
 def resolve_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:

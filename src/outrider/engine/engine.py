@@ -14,6 +14,7 @@ import torch
 
 from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter, DrafterWithPath
+from outrider.drafters.forced import with_forced
 from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
 from outrider.engine.planner import Planner, RowCosts
@@ -62,7 +63,10 @@ class Engine:
         self.tokenizer = getattr(target, "tokenizer", None)
         self._entropy = entropy or (lambda: secrets.randbits(63))
         self._machinery = Machinery(
-            target=target, cache=target.new_cache(), drafter=drafter, verification=self.config.verification
+            target=target,
+            cache=target.new_cache(),
+            drafter=with_forced(drafter) if self.config.num_draft_tokens else drafter,
+            verification=self.config.verification,
         )
         self._has_own_threads = target.spec.path.startswith("native")
         self.planner = Planner(self.config, self._row_costs(costs))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from outrider.engine.constraints import compile_constraint
 from outrider.engine.sequence import Request
 from outrider.errors import PromptError, SamplingError
 from outrider.models.base import TargetSpec
@@ -32,7 +33,8 @@ def build_request(
 
     Raises:
         PromptError: an empty prompt, one longer than the window, token ids outside the vocabulary, a refused chat.
-        SamplingError: fields that name token ids outside the vocabulary, or that need a tokenizer where there is none.
+        SamplingError: fields that name token ids outside the vocabulary, that need a tokenizer where there is none, or a
+            constraint that no output can meet.
     """
     tokens = _tokens(prompt, tokenizer)
     if not tokens:
@@ -47,7 +49,15 @@ def build_request(
             f"the prompt has {len(tokens)} tokens, the window of {spec.name} {spec.max_positions}; "
             f"shorten it to at most {spec.max_positions - 1}"
         )
-    return Request(id=id, prompt=tuple(tokens), params=_resolve(params, spec, tokenizer), seed=seed)
+    params = _resolve(params, spec, tokenizer)
+    return Request(
+        id=id,
+        prompt=tuple(tokens),
+        params=params,
+        seed=seed,
+        grammar=compile_constraint(params, spec, tokenizer),
+        prediction=_prediction(params, spec, tokenizer),
+    )
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
@@ -61,6 +71,16 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
     if len(messages) != len(prompt):
         raise PromptError("a prompt is text, a list of token ids, or a list of chat messages; this list mixes them")
     return tokenizer.encode_chat(messages)
+
+
+def _prediction(params: SamplingParams, spec: TargetSpec, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Token ids of the predicted text, no more than the window holds."""
+    if not params.prediction:
+        return ()
+    if tokenizer is None:
+        raise SamplingError("prediction is a text, and this target has no tokenizer; leave it out")
+    ids = tokenizer.encode(params.prediction)
+    return tuple(token for token in ids[: spec.max_positions] if token < spec.vocab_size)
 
 
 def _resolve(params: SamplingParams, spec: TargetSpec, tokenizer: Tokenizer | None) -> SamplingParams:

@@ -9,6 +9,8 @@ from typing import Any
 from outrider.engine.result import GenerationResult, StreamEvent, Timing, Usage
 from outrider.engine.stop import OutputText, StopRules
 from outrider.metrics import SpeculationStats
+from outrider.sampling.grammar import Grammar
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.types import DraftMode, FinishReason, StepReport, TokenLogprobs
@@ -18,12 +20,18 @@ __all__ = ["LiveSequence", "Request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request: a prompt as token ids and resolved sampling fields."""
+    """A validated request: a prompt as token ids and resolved sampling fields.
+
+    ``grammar`` is the compiled constraint that each choice must match, ``prediction`` the tokens of the text that the output
+    may repeat (none: empty).
+    """
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
+    grammar: Grammar | None = None
+    prediction: tuple[int, ...] = ()
     submitted: float = field(default_factory=time.perf_counter)
 
 
@@ -53,6 +61,10 @@ class LiveSequence:
     finish_reason: FinishReason | None = None
     finished: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.request.grammar is not None:
+            self.state.constrain(GrammarMatcher(self.request.grammar))
+
     @property
     def params(self) -> SamplingParams:
         return self.request.params
@@ -79,8 +91,17 @@ class LiveSequence:
         return DraftMode.DRAWN
 
     def judge(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """How many of the tokens count under the stop rules, and why the output ended, if it did."""
-        return self.stop.scan(tokens, num_output=self.num_output, text=self.text)
+        """How many of the tokens count under the stop rules, and why the output ended, if it did.
+
+        An output that its grammar completes has stopped, whatever limit it reached with that token.
+        """
+        end = None if self.state.grammar is None else self.state.grammar.end_of(tokens)
+        if end is None:
+            return self.stop.scan(tokens, num_output=self.num_output, text=self.text)
+        count, reason = self.stop.scan(tokens[: end.count], num_output=self.num_output, text=self.text)
+        if count < end.count:
+            return count, reason
+        return count, FinishReason.ERROR if end.is_broken else FinishReason.STOP
 
     def append(self, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """Commit tokens that count."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from outrider.cache.base import Cache
 from outrider.device import synchronize
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.drafters.forced import ForcedDrafter
 from outrider.engine.judge import Judged, judge
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence
@@ -110,7 +111,8 @@ def _commit_one(
 
 def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[Proposal]:
     proposals = [NO_DRAFT] * len(sequences)
-    wanted = [index for index, budget in enumerate(budgets) if budget > 0]
+    forces = isinstance(machinery.drafter, ForcedDrafter)
+    wanted = [i for i, budget in enumerate(budgets) if budget > 0 or (forces and sequences[i].request.grammar)]
     if machinery.drafter is None or not wanted:
         return proposals
     requests = [_draft_request(sequences[index], budgets[index], machinery.verification) for index in wanted]
@@ -128,6 +130,9 @@ def _draft_request(sequence: LiveSequence, budget: int, verification: str) -> Dr
         params=sequence.params,
         seed=sequence.request.seed,
         choice=sequence.index,
+        grammar=sequence.state.grammar,
+        most_depth=sequence.most_drafts,
+        prediction=sequence.request.prediction,
     )
 
 

@@ -1,7 +1,9 @@
 """The target's processed law at any node of a step: what verifiers ask (see :mod:`outrider.verify.base`).
 
 Processing is lazy. Sequences that take the argmax of the raw logits cost one argmax over the step's rows; all others are
-processed only at places that a walk arrives at, with the history of exactly that path.
+processed only at places that a walk arrives at, with the history of exactly that path. Where greedy decoding is bound by
+a grammar alone, the argmax is asked for first: if the grammar allows it, it is the masked law's argmax too, and no mask
+is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from outrider.rng import Purpose, gumbel_BV, noise_key, uniform
 from outrider.sampling.draw import argmax_tokens, draw_processed, draw_weights
+from outrider.sampling.masks import forbid_by_grammar
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.sampling.warp import warp_logits
@@ -45,6 +49,7 @@ def process_logits(logits_BV: Tensor, states: Sequence[SamplingState], paths: Se
         states: the sequence of each row.
         paths: draft tokens between the last committed token and each row.
     """
+    forbid_by_grammar(logits_BV, [state.grammar for state in states], paths)
     _forbid(logits_BV, [state.banned_tokens(path) for state, path in zip(states, paths, strict=True)])
     _add_bias(logits_BV, [state.params for state in states])
     _penalise(logits_BV, states, paths)
@@ -70,9 +75,11 @@ class ProcessedLaws:
     def choose(self, places: Sequence[_Place]) -> list[int]:
         """The next token at each place: the argmax, or Gumbel-argmax with the noise of its absolute position."""
         tokens = [-1] * len(places)
-        greedy, processed, drawn = self._by_kind(places)
+        greedy, checked, processed, drawn = self._by_kind(places)
         for index in greedy:
             tokens[index] = self._raw_argmax(places[index])
+        if checked:
+            _fill(tokens, checked, self._allowed_argmax([places[index] for index in checked]))
         if processed:
             logits_BV = self._masked_logits([places[index] for index in processed])
             _fill(tokens, processed, argmax_tokens(logits_BV))
@@ -132,15 +139,19 @@ class ProcessedLaws:
             _logprobs_of(row_V, token, state.params.logprobs) for row_V, token in zip(logprobs_TV, tokens, strict=True)
         ]
 
-    def _by_kind(self, places: Sequence[_Place]) -> tuple[list[int], list[int], list[int]]:
+    def _by_kind(self, places: Sequence[_Place]) -> tuple[list[int], list[int], list[int], list[int]]:
         greedy: list[int] = []
+        checked: list[int] = []
         processed: list[int] = []
         drawn: list[int] = []
         for index, place in enumerate(places):
             state = self._states[place.sequence]
+            if state.is_checked_greedy:
+                checked.append(index)
+                continue
             kind = greedy if state.is_plain_greedy else processed if state.params.is_greedy else drawn
             kind.append(index)
-        return greedy, processed, drawn
+        return greedy, checked, processed, drawn
 
     def _row(self, place: _Place) -> int:
         return self._first_rows[place.sequence] + place.node + 1
@@ -154,6 +165,35 @@ class ProcessedLaws:
             )
         return self._argmax_R[self._row(place)]
 
+    def _allowed_argmax(self, places: Sequence[_Place]) -> list[int]:
+        """The likeliest allowed token at each place; masks are computed only where the likeliest of all is forbidden."""
+        tokens = [-1] * len(places)
+        free: list[int] = []
+        for index, place in enumerate(places):
+            forced = self._grammar(place).forced(place.path)
+            if forced:
+                tokens[index] = forced[0]
+            else:
+                free.append(index)
+        best = argmax_tokens(self._raw_logits([places[index] for index in free])) if free else []
+        forbidden: list[int] = []
+        for index, token in zip(free, best, strict=True):
+            tokens[index] = token
+            if not self._grammar(places[index]).allows(places[index].path, token):
+                forbidden.append(index)
+        if forbidden:
+            _fill(tokens, forbidden, argmax_tokens(self._masked_logits([places[index] for index in forbidden])))
+        return tokens
+
+    def _grammar(self, place: _Place) -> GrammarMatcher:
+        grammar = self._states[place.sequence].grammar
+        assert grammar is not None, "only sequences with a grammar are checked"
+        return grammar
+
+    def _raw_logits(self, places: Sequence[_Place]) -> Tensor:
+        rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)
+        return self._logits_RV.index_select(0, rows_B)
+
     def _plain_greedy_rows(self) -> list[int]:
         starts = sorted(set(self._first_rows))
         ends = dict(zip(starts, [*starts[1:], self._logits_RV.shape[0]], strict=True))
@@ -161,9 +201,8 @@ class ProcessedLaws:
         return [row for start in starts if start in greedy for row in range(start, ends[start])]
 
     def _masked_logits(self, places: Sequence[_Place]) -> Tensor:
-        rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)
         states = [self._states[place.sequence] for place in places]
-        return process_logits(self._logits_RV.index_select(0, rows_B), states, [place.path for place in places])
+        return process_logits(self._raw_logits(places), states, [place.path for place in places])
 
     def _params(self, places: Sequence[_Place]) -> list[SamplingParams]:
         return [self._states[place.sequence].params for place in places]
