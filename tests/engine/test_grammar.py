@@ -154,7 +154,11 @@ def test_drawn_outputs_fit_or_are_prefixes(name: str, seed: int) -> None:
 
 def test_companions_change_nothing() -> None:
     for common in ({}, {"temperature": 1.0, "seed": 4}):
-        fields = [*fields_of(**common), SamplingParams(max_tokens=20, **common), SamplingParams(max_tokens=20, **common)]
+        fields = [
+            *fields_of(**common),
+            SamplingParams(max_tokens=20, **common),
+            SamplingParams(max_tokens=20, **common),
+        ]
         prompts = [*PROMPTS, *PROMPTS[:2]]
         together = decode(SuffixDrafter(), fields, prompts=prompts)
         for prompt, each, result in zip(prompts, fields, together, strict=True):
@@ -187,6 +191,17 @@ def test_the_law_of_a_constrained_engine_is_the_masked_law() -> None:
     for token, probability in zip(allowed, law, strict=True):
         spread = (probability * (1 - probability) / total) ** 0.5
         assert abs(counts.get(token, 0) / total - probability) < 5 * spread + 1e-9
+
+
+def test_what_a_greedy_model_would_rather_say_is_not_said() -> None:
+    fields = fields_of()
+    free = decode(None, [SamplingParams(max_tokens=40)] * len(PROMPTS))
+    for constraint, bound, result in zip(CONSTRAINTS, decode(None, fields), free, strict=True):
+        assert bound.token_ids[:2] != result.token_ids[:2], "the test is about something"
+        checked = compiler_for(tiny_model().spec, tiny_tokenizer())
+        matcher = GrammarMatcher(checked.compile(constraint))
+        for depth, token in enumerate(bound.token_ids):
+            assert matcher.allows(bound.token_ids[:depth], token)
 
 
 def test_forced_tokens_save_passes() -> None:
@@ -255,7 +270,10 @@ def test_a_met_limit_ends_the_output_with_an_error_alike_with_and_without_drafts
 
     monkeypatch.setattr(GrammarMatcher, "prepare", give_up)
     params = SamplingParams(temperature=1.0, seed=2, structured_outputs=StructuredOutputs(regex="[ab]{9}"))
-    found = [decode(drafter, [params, SamplingParams(max_tokens=7)], prompts=PROMPTS[:2]) for drafter in (None, SuffixDrafter())]
+    found = [
+        decode(drafter, [params, SamplingParams(max_tokens=7)], prompts=PROMPTS[:2])
+        for drafter in (None, SuffixDrafter())
+    ]
     for broken, companion in found:
         assert broken.finish_reason is FinishReason.ERROR and len(broken.text) == 4
         assert companion.finish_reason is FinishReason.LENGTH
@@ -264,7 +282,11 @@ def test_a_met_limit_ends_the_output_with_an_error_alike_with_and_without_drafts
 
 @pytest.mark.parametrize(
     "constraint",
-    [StructuredOutputs(regex="[z"), StructuredOutputs(json={"type": "string", "pattern": "("}), StructuredOutputs(regex="é")],
+    [
+        StructuredOutputs(regex="[z"),
+        StructuredOutputs(json={"type": "string", "pattern": "("}),
+        StructuredOutputs(regex="é"),
+    ],
     ids=lambda constraint: constraint.text,
 )
 def test_what_cannot_be_met_is_refused_before_anything_runs(constraint: StructuredOutputs) -> None:

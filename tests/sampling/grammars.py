@@ -41,7 +41,17 @@ def allowed(matcher: GrammarMatcher, path: Path = ()) -> set[int]:
 
 
 _ALPHABET = '{}[]":,-.0123456789' + LETTERS + "AN_"
-_MERGES = (("t", "r"), ("u", "e"), ("tr", "ue"), ("o", "k"), ("n", "a"), ("m", "e"), ("na", "me"), ('"', ":"), ('"', ","))
+_MERGES = (
+    ("t", "r"),
+    ("u", "e"),
+    ("tr", "ue"),
+    ("o", "k"),
+    ("n", "a"),
+    ("m", "e"),
+    ("na", "me"),
+    ('"', ":"),
+    ('"', ","),
+)
 
 
 def tiny_tokenizer() -> Tokenizer:

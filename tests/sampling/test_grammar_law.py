@@ -27,8 +27,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warp import warp_logits
 from outrider.types import DraftMode, Proposal
 from tests.engine.support import Scripted
-from tests.sampling.grammars import letter_grammar
 from tests.sampling import reference
+from tests.sampling.grammars import letter_grammar
 
 LANGUAGES = (
     ("ab", "ac", "abc", "c"),
@@ -132,9 +132,7 @@ def test_plain_decoding_follows_the_masked_renormalised_law(seed: int) -> None:
         assert world.law_V(path).tolist() == pytest.approx(expected, abs=1e-12), (path, words)
 
 
-def draw_law(
-    world: World, raw: dict[tuple[int, ...], Tensor], path: tuple[int, ...], *, masks: bool
-) -> Tensor | None:
+def draw_law(world: World, raw: dict[tuple[int, ...], Tensor], path: tuple[int, ...], *, masks: bool) -> Tensor | None:
     """The law that a drafter draws behind ``path``, ``None`` where it stops drafting."""
     logits_1V = raw[path].unsqueeze(0)
     closed: set[int] = set()
@@ -213,7 +211,8 @@ def test_a_drawn_chain_that_was_cut_at_a_forbidden_token_would_be_biased() -> No
     proposals = []
     for proposal, probability in drawn_chains(world, noise, masks=False):
         size = next(
-            (index for index in range(len(proposal)) if not possible(words, proposal.tokens[: index + 1])), len(proposal)
+            (index for index in range(len(proposal)) if not possible(words, proposal.tokens[: index + 1])),
+            len(proposal),
         )
         proposals.append((proposal.truncate(size), probability))
     assert total_variation(with_proposals(world, proposals)) > 1e-3

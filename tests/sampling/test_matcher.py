@@ -107,7 +107,8 @@ def test_committing_moves_the_root(grammar: Grammar) -> None:
         random_walk(matcher, rng, 2)
         matcher.commit(run)
         committed += run
-        assert allowed(matcher) == allowed(fresh(grammar, committed))
+        alone = fresh(grammar, committed)
+        assert allowed(matcher) == allowed(alone) and matcher.forced(()) == alone.forced(())
 
 
 def test_nothing_follows_the_end() -> None:
@@ -149,7 +150,15 @@ def test_masks_of_many_places_at_once_equal_those_of_each() -> None:
     first = GrammarMatcher(letter_grammar(StructuredOutputs(regex="a[bc]*"), 3))
     compiler = first.grammar.compiler
     second = GrammarMatcher(compiler.compile(StructuredOutputs(choice=["ba", "cab"])))
-    places = [(first, ()), (second, ()), (first, (0,)), (second, (2, 0)), (first, (0, 1, 2)), (second, (1, 0)), (first, (1,))]
+    places = [
+        (first, ()),
+        (second, ()),
+        (first, (0,)),
+        (second, (2, 0)),
+        (first, (0, 1, 2)),
+        (second, (1, 0)),
+        (first, (1,)),
+    ]
     together = grammar_masks(places)
     for row, (matcher, path) in enumerate(places):
         assert torch.equal(together[row], grammar_masks([(matcher, path)])[0])

@@ -17,8 +17,8 @@ from outrider.engine.result import GenerationResult
 from outrider.errors import SamplingError
 from outrider.models.load import load_target
 from outrider.sampling.constraint import StructuredOutputs
-from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.masks import allowed_BV, grammar_masks
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason
 
@@ -99,7 +99,11 @@ def test_one_token_is_judged_as_its_mask_does(target: Any) -> None:
         while matcher.is_open(()):
             allowed = allowed_BV(grammar_masks([(matcher, ())]), vocab_size)[0]
             some = allowed.nonzero().flatten().tolist()
-            sample = {*rng.sample(range(vocab_size), 60), *rng.sample(some, min(40, len(some))), *target.spec.eos_token_ids}
+            sample = {
+                *rng.sample(range(vocab_size), 60),
+                *rng.sample(some, min(40, len(some))),
+                *target.spec.eos_token_ids,
+            }
             assert {token for token in sample if matcher.allows((), token)} == {t for t in sample if bool(allowed[t])}
             spelled = target.tokenizer.encode(text)
             follows = spelled[0] if bool(allowed[spelled[0]]) else some[0]

@@ -43,9 +43,7 @@ JsonObject = Annotated[
 ]
 Regex = Annotated[
     str | None,
-    typer.Option(
-        metavar="EXPRESSION", help="The whole output matches it.", show_default=False, rich_help_panel=_PANEL
-    ),
+    typer.Option(metavar="EXPRESSION", help="The whole output matches it.", show_default=False, rich_help_panel=_PANEL),
 ]
 Choice = Annotated[
     list[str] | None,

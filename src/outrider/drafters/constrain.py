@@ -52,7 +52,9 @@ def mask_drafts(
         allowed_RU = allowed_RU.index_select(1, vocabulary.ids_U)
     allowed_RU = allowed_RU[:, : logits_RU.shape[1]]
     has_any = allowed_RU.any(dim=-1).tolist()
-    closed = {row for row, is_going, any_left in zip(rows, is_open, has_any, strict=True) if not (is_going and any_left)}
+    closed = {
+        row for row, is_going, any_left in zip(rows, is_open, has_any, strict=True) if not (is_going and any_left)
+    }
     masked_RU = logits_RU.clone()
     for row, allowed_U in zip(rows, allowed_RU, strict=True):
         if row not in closed:

@@ -145,9 +145,7 @@ def _schema_text(schema: str | Mapping[str, Any] | None) -> str:
 
 def _require_short(text: str, name: str) -> None:
     if len(text) > MOST_CHARACTERS:
-        raise SamplingError(
-            f"structured_outputs.{name} has {len(text)} characters; allowed: at most {MOST_CHARACTERS}"
-        )
+        raise SamplingError(f"structured_outputs.{name} has {len(text)} characters; allowed: at most {MOST_CHARACTERS}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
