@@ -24,14 +24,14 @@ LIMITS: Mapping[str, int] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
 """What a hostile grammar may cost. Compiling is limited by fuel (about 20 ms of lexer work) and by symbols, a token's mask
 by fuel and by parser items (about 15 ms), memory by lexer states (1 to 2 kB each)."""
 
-_MOST_REMEMBERED = 64
-"""Compiled grammars kept for requests with the same constraint."""
+_MOST_REMEMBERED = 16
+"""Compiled grammars kept for requests with the same constraint; each may hold as many lexer states as a limit allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +143,11 @@ class GrammarCompiler:
         while len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
         return self._remembered[key]
+
+    def forget(self, grammar: Grammar) -> None:
+        """A matcher met a limit, and all of a grammar's matchers share what was used up: compile it anew next time."""
+        for key in [key for key, known in self._remembered.items() if known is grammar]:
+            del self._remembered[key]
 
     def _compile(self, constraint: StructuredOutputs) -> Grammar:
         try:

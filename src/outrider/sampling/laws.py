@@ -63,14 +63,22 @@ class ProcessedLaws:
         logits_RV: raw target logits of the step's packed rows, float32 (float64 in exact tests).
         first_rows: the root row of each sequence (shared where choices share a prompt). Node i's row is i + 1 behind it.
         states: one a sequence; must not be committed to while these laws are in use.
+        argmax_R: the likeliest token of each row, where the pass found it on the way.
     """
 
-    def __init__(self, logits_RV: Tensor, *, first_rows: Sequence[int], states: Sequence[SamplingState]) -> None:
+    def __init__(
+        self,
+        logits_RV: Tensor,
+        *,
+        first_rows: Sequence[int],
+        states: Sequence[SamplingState],
+        argmax_R: Sequence[int] | None = None,
+    ) -> None:
         assert len(first_rows) == len(states)
         self._logits_RV = logits_RV
         self._first_rows = first_rows
         self._states = states
-        self._argmax_R: dict[int, int] = {}
+        self._argmax_R: dict[int, int] = {} if argmax_R is None else dict(enumerate(argmax_R))
 
     def choose(self, places: Sequence[_Place]) -> list[int]:
         """The next token at each place: the argmax, or Gumbel-argmax with the noise of its absolute position."""
@@ -157,12 +165,11 @@ class ProcessedLaws:
         return self._first_rows[place.sequence] + place.node + 1
 
     def _raw_argmax(self, place: _Place) -> int:
-        if not self._argmax_R:
+        if self._row(place) not in self._argmax_R:
             rows = self._plain_greedy_rows()
             is_all = len(rows) == self._logits_RV.shape[0]
-            self._argmax_R = dict(
-                zip(rows, argmax_tokens(self._logits_RV if is_all else self._logits_RV[rows]), strict=True)
-            )
+            best = argmax_tokens(self._logits_RV if is_all else self._logits_RV[rows])
+            self._argmax_R.update(zip(rows, best, strict=True))
         return self._argmax_R[self._row(place)]
 
     def _allowed_argmax(self, places: Sequence[_Place]) -> list[int]:
@@ -175,7 +182,7 @@ class ProcessedLaws:
                 tokens[index] = forced[0]
             else:
                 free.append(index)
-        best = argmax_tokens(self._raw_logits([places[index] for index in free])) if free else []
+        best = self._raw_argmaxes([places[index] for index in free])
         forbidden: list[int] = []
         for index, token in zip(free, best, strict=True):
             tokens[index] = token
@@ -184,6 +191,14 @@ class ProcessedLaws:
         if forbidden:
             _fill(tokens, forbidden, argmax_tokens(self._masked_logits([places[index] for index in forbidden])))
         return tokens
+
+    def _raw_argmaxes(self, places: Sequence[_Place]) -> list[int]:
+        """The likeliest token at each place, whoever it belongs to."""
+        unknown = [place for place in places if self._row(place) not in self._argmax_R]
+        if unknown:
+            best = argmax_tokens(self._raw_logits(unknown))
+            self._argmax_R.update(zip((self._row(place) for place in unknown), best, strict=True))
+        return [self._argmax_R[self._row(place)] for place in places]
 
     def _grammar(self, place: _Place) -> GrammarMatcher:
         grammar = self._states[place.sequence].grammar

@@ -162,6 +162,7 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return True
         self._dead.add(path)
+        self.grammar.compiler.forget(self.grammar)
         self._restore()
         return False
 
