@@ -23,7 +23,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.constraints import compiler_for
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult
-from outrider.errors import SamplingError
+from outrider.errors import PromptError, SamplingError
 from outrider.models.table import TableModel
 from outrider.sampling.constraint import StructuredOutputs
 from outrider.sampling.matcher import GrammarMatcher
@@ -84,12 +84,12 @@ def decode(
     fields: Sequence[SamplingParams],
     *,
     prompts: Sequence[Sequence[int]] = PROMPTS,
-    model: TableModel | None = None,
+    predictions: Sequence[str | None] | None = None,
     **config: Any,
 ) -> list[GenerationResult]:
     settings = EngineConfig(**{"num_draft_tokens": 4, "schedule": "fixed", **config})
-    engine = Engine(model or tiny_model(), drafter=drafter, config=settings, entropy=lambda: 5)
-    return engine.generate(prompts, fields)
+    engine = Engine(tiny_model(), drafter=drafter, config=settings, entropy=lambda: 5)
+    return engine.generate(prompts, fields, predictions=predictions)
 
 
 def fields_of(**common: Any) -> list[SamplingParams]:
@@ -117,10 +117,10 @@ def test_output_is_plain_output(name: str, mode: str) -> None:
         "seeded": {"temperature": 1.2, "seed": 11},
         "tight": {"temperature": 1.0, "seed": 3, "top_p": 0.8, "repetition_penalty": 1.3, "logit_bias": {1: -2.0}},
     }[mode]
-    fields = [*fields_of(**common, prediction="name-ab.true"), SamplingParams(max_tokens=15, **common)]
+    fields = [*fields_of(**common), SamplingParams(max_tokens=15, **common)]
     prompts = [*PROMPTS, PROMPTS[0]]
     plain = decode(None, fields, prompts=prompts)
-    drafted = decode(DRAFTERS[name](), fields, prompts=prompts)
+    drafted = decode(DRAFTERS[name](), fields, prompts=prompts, predictions=["name-ab.true"] * len(prompts))
     assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]
     assert [result.finish_reason for result in drafted] == [result.finish_reason for result in plain]
     for constraint, result in zip(CONSTRAINTS, drafted, strict=False):
@@ -305,14 +305,14 @@ def test_a_target_without_words_or_without_an_end_is_refused() -> None:
     endless.tokenizer = tiny_tokenizer()
     with pytest.raises(SamplingError, match="needs an end-of-sequence token"):
         Engine(endless).submit([1], params)
-    with pytest.raises(SamplingError, match="prediction is a text"):
-        Engine(mute).submit([1], SamplingParams(prediction="abc"))
+    with pytest.raises(PromptError, match="prediction is a text"):
+        Engine(mute).submit([1], prediction="abc")
 
 
 def test_a_prediction_is_copied() -> None:
     fields = {"temperature": 1.0, "seed": 1, "structured_outputs": StructuredOutputs(regex="[a-f-]{18}")}
     [plain] = decode(None, [SamplingParams(**fields)], prompts=[[4]])
     for make in (PredictionDrafter, NGramDrafter, SuffixDrafter):
-        [helped] = decode(make(), [SamplingParams(**fields, prediction=plain.text)], prompts=[[4]])
+        [helped] = decode(make(), [SamplingParams(**fields)], prompts=[[4]], predictions=[plain.text])
         assert helped.token_ids == plain.token_ids
         assert len(helped.steps) <= 1 + 4, "eighteen tokens, five a pass, the first from the prompt's"

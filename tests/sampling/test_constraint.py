@@ -71,5 +71,3 @@ def test_masks_that_could_leave_no_token_are_refused_together(clash: dict[str, A
 def test_a_field_of_the_wrong_kind_is_refused() -> None:
     with pytest.raises(SamplingError, match="structured_outputs 'yes' is not possible"):
         SamplingParams(structured_outputs="yes")  # type: ignore[arg-type]
-    with pytest.raises(SamplingError, match="prediction 3 is not possible"):
-        SamplingParams(prediction=3)  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ def _answer_one(session: Session, row: Row, view: _View, *, says_speed: bool) ->
     if view.show_drafts and params.n == 1:
         results = _stream_painted(session, prompt, params)
     elif view.json_lines or params.n > 1:
-        results = session.engine.generate([prompt], params, ids=[row.id])
+        results = session.engine.generate([prompt], params, ids=[row.id], predictions=[session.settings.prediction])
         _print_results(results, view, with_headers=True)
     else:
         results = _stream_text(session, prompt, params)
@@ -183,7 +183,7 @@ def _answer_one(session: Session, row: Row, view: _View, *, says_speed: bool) ->
 
 def _stream_text(session: Session, prompt: object, params: SamplingParams) -> list[GenerationResult]:
     results = []
-    for event in session.engine.stream(prompt, params):  # type: ignore[arg-type]
+    for event in session.engine.stream(prompt, params, prediction=session.settings.prediction):  # type: ignore[arg-type]
         _write(event.text)
         if event.result is not None:
             results.append(event.result)
@@ -198,7 +198,7 @@ def _stream_painted(session: Session, prompt: object, params: SamplingParams) ->
     painter = render.DraftPainter(session.target.tokenizer, console)
     console.print(render.legend(console))
     results = []
-    for event in session.engine.stream(prompt, params):  # type: ignore[arg-type]
+    for event in session.engine.stream(prompt, params, prediction=session.settings.prediction):  # type: ignore[arg-type]
         console.print(painter.paint(event), end="")
         if event.result is not None:
             results.append(event.result)
@@ -292,7 +292,8 @@ def _rows_left(
 
 def _queue(session: Session, row: Row, params: SamplingParams, ledger: _Ledger) -> None:
     try:
-        session.engine.submit(prompt_of(row, session.target.tokenizer), params, id=row.id)
+        prompt = prompt_of(row, session.target.tokenizer)
+        session.engine.submit(prompt, params, id=row.id, prediction=session.settings.prediction)
     except OutriderError as error:
         ledger.broken.append(BrokenLine(line=row.line, reason=str(error)))
         return

@@ -236,6 +236,7 @@ _RUN_KEYS = (
     "offline",
     "chat",
     "tool_rendering",
+    "prediction",
 )
 # Flag (and key of the file) on the left, field of the engine's configuration on the right.
 _ENGINE_KEYS = {f.name: f.name for f in fields(EngineConfig) if f.name != "max_batch_size"} | {
@@ -254,6 +255,7 @@ _TYPES: dict[str, type] = {
     "offline": bool,
     "chat": bool,
     "tool_rendering": str,
+    "prediction": str,
 }
 
 
@@ -271,6 +273,7 @@ class Settings:
     offline: bool = False
     chat: bool = True
     tool_rendering: str = "template"
+    prediction: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 

@@ -84,8 +84,22 @@ class Engine:
         """True while a request waits or runs, or an event has not been handed out."""
         return bool(self._batch.waiting or self._batch.running or self._undelivered)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        prediction: str | None = None,
+    ) -> str:
         """Queue a request; returns its id.
+
+        Args:
+            prompt: text, token ids or a chat.
+            params: sampling fields; greedy if not given.
+            id: unique among running requests; made up if not given.
+            prediction: a text that the output may largely repeat. Drafters that look text up copy from it; it changes
+                speed, never output.
 
         Raises:
             PromptError, SamplingError: what was given is not possible; nothing was queued.
@@ -98,7 +112,10 @@ class Engine:
                 raise ConfigError(f"request id {id!r} is in use; give another, or none")
             seed = params.seed if params.seed is not None else self._entropy()
             spec, tokenizer = self.target.spec, self.tokenizer
-            self._batch.waiting.append(build_request(prompt, params, id=id, seed=seed, spec=spec, tokenizer=tokenizer))
+            request = build_request(
+                prompt, params, id=id, seed=seed, spec=spec, tokenizer=tokenizer, prediction=prediction
+            )
+            self._batch.waiting.append(request)
             self._live.add(id)
             return id
 
@@ -127,6 +144,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         ids: Sequence[str] | None = None,
+        predictions: Sequence[str | None] | None = None,
         on_event: Callable[[StreamEvent], None] | None = None,
     ) -> list[GenerationResult]:
         """Decode many prompts to the end.
@@ -135,6 +153,7 @@ class Engine:
             prompts: texts, token id lists or chats.
             params: one for all, or one a prompt.
             ids: one a prompt, unique; made up if not given.
+            predictions: one a prompt; see :meth:`submit`.
             on_event: called with each event as it happens.
 
         Returns:
@@ -147,11 +166,13 @@ class Engine:
             raise ConfigError("generate takes a list of prompts; put the text into a list")
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         names: Sequence[str | None] = [None] * len(prompts) if ids is None else ids
-        if not len(each) == len(names) == len(prompts):
+        texts: Sequence[str | None] = [None] * len(prompts) if predictions is None else predictions
+        if not len(each) == len(names) == len(texts) == len(prompts):
             raise ConfigError(
-                f"{len(prompts)} prompts, {len(each)} params and {len(names)} ids; give one of each a prompt"
+                f"{len(prompts)} prompts, {len(each)} params, {len(names)} ids and {len(texts)} predictions; "
+                "give one of each a prompt"
             )
-        order = self._submit_all(prompts, each, names)
+        order = self._submit_all(prompts, each, names, texts)
         results: dict[tuple[str, int], GenerationResult] = {}
         try:
             for event in self._events_of(order):
@@ -164,23 +185,30 @@ class Engine:
             raise
         return [results[id, index] for id, n in order.items() for index in range(n)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: str | None = None
+    ) -> Iterator[StreamEvent]:
         """Decode one prompt, event by event. Closing the iterator cancels the request."""
-        order = self._submit_all([prompt], [params], [None])
+        order = self._submit_all([prompt], [params], [None], [prediction])
         try:
             yield from self._events_of(order)
         finally:
             self._abandon(order)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        prediction: str | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Decode one prompt beside whatever else this event loop streams; steps run in a worker thread.
 
         Closing the iterator, or cancelling its task, cancels the request.
         """
         params = params or SamplingParams()
-        id = await asyncio.to_thread(self.submit, prompt, params, id=id)
+        id = await asyncio.to_thread(self.submit, prompt, params, id=id, prediction=prediction)
         queue = self._queues[id] = asyncio.Queue()
         missing = params.n
         try:
@@ -227,13 +255,17 @@ class Engine:
         return "none" if self.drafter is None else self.drafter.name
 
     def _submit_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], names: Sequence[str | None]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        names: Sequence[str | None],
+        predictions: Sequence[str | None],
     ) -> dict[str, int]:
         """Submit all or none; returns each id with its number of choices."""
         order: dict[str, int] = {}
         try:
-            for prompt, each, name in zip(prompts, params, names, strict=True):
-                order[self.submit(prompt, each, id=name)] = 1 if each is None else each.n
+            for prompt, each, name, text in zip(prompts, params, names, predictions, strict=True):
+                order[self.submit(prompt, each, id=name, prediction=text)] = 1 if each is None else each.n
         except BaseException:
             self._abandon(order)
             raise

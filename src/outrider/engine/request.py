@@ -28,6 +28,7 @@ def build_request(
     seed: int,
     spec: TargetSpec,
     tokenizer: Tokenizer | None,
+    prediction: str | None = None,
 ) -> Request:
     """Tokenise and check.
 
@@ -56,7 +57,7 @@ def build_request(
         params=params,
         seed=seed,
         grammar=compile_constraint(params, spec, tokenizer),
-        prediction=_prediction(params, spec, tokenizer),
+        prediction=_predicted(prediction, spec, tokenizer),
     )
 
 
@@ -73,13 +74,13 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
     return tokenizer.encode_chat(messages)
 
 
-def _prediction(params: SamplingParams, spec: TargetSpec, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Token ids of the predicted text, no more than the window holds."""
-    if not params.prediction:
+def _predicted(text: str | None, spec: TargetSpec, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Token ids of the text that the output may repeat, no more than the window holds."""
+    if text is None or text == "":
         return ()
     if tokenizer is None:
-        raise SamplingError("prediction is a text, and this target has no tokenizer; leave it out")
-    ids = tokenizer.encode(params.prediction)
+        raise PromptError("prediction is a text, and this target has no tokenizer; leave it out")
+    ids = tokenizer.encode(text)
     return tuple(token for token in ids[: spec.max_positions] if token < spec.vocab_size)
 
 

@@ -44,8 +44,6 @@ class SamplingParams:
         structured_outputs: what the output must look like; a mapping with the fields of
             :class:`outrider.sampling.constraint.StructuredOutputs` will do. It says where the output ends, so
             ``min_tokens``, ``ignore_eos`` and bad words are refused beside it.
-        prediction: a text that the output may largely repeat. Drafters that look text up copy from it; it changes speed,
-            never output.
     """
 
     temperature: float = 0.0
@@ -68,7 +66,6 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     structured_outputs: StructuredOutputs | None = None
-    prediction: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -130,7 +127,6 @@ def _check(params: SamplingParams) -> None:
         )
     for token in params.stop_token_ids:
         _require(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids of 0 or more")
-    _require(params.prediction is None or isinstance(params.prediction, str), "prediction", params.prediction, "a text")
     _check_constraint(params)
 
 
