@@ -14,7 +14,12 @@ from tests.cli.conftest import Ran
 
 Run = Callable[..., Ran]
 
-SCHEMA = {"type": "object", "properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"enum": ["yes", "no"]}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture
@@ -43,10 +48,7 @@ def test_each_flag_holds_the_output_to_its_constraint(generate: Run, tmp_path: P
 def test_a_schema_comes_from_standard_input_or_from_the_settings_file(generate: Run, tmp_path: Path) -> None:
     piped = generate("--json-schema", "-", "--no-whitespace", stdin=json.dumps(SCHEMA))
     settings = tmp_path / "settings.toml"
-    settings.write_text(
-        "[structured_outputs]\ndisable_any_whitespace = true\n"
-        'json = \'{"type": "object", "properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"]}\'\n'
-    )
+    settings.write_text(f"[structured_outputs]\ndisable_any_whitespace = true\njson = '{json.dumps(SCHEMA)}'\n")
     assert json.loads(piped.out)["ok"] in ("yes", "no")
     assert generate("--config", settings).out == piped.out
 
@@ -58,7 +60,7 @@ def test_rows_of_a_file_have_constraints_of_their_own(run: Run, tiny_gguf: Path,
         '{"id": "c", "prompt": "x", "structured_outputs": {"regex": "[z"}}\n'
     )
     ran = run("generate", "-f", rows, "--choice", "right", "--target", tiny_gguf, "--dtype", "float32", "--json")
-    assert {row["id"]: row["text"] for row in ran.rows} == {"a": "left", "b": "right"}
+    assert {row["id"]: row["text"] for row in ran.rows} == {"a": "left", "b": "right"}, ran.err
     assert ran.status == 2 and "line 3: structured_outputs.regex is not possible" in ran.err
 
 

@@ -38,7 +38,7 @@ class ForcedDrafter:
     def __init__(self, inner: Drafter | None = None) -> None:
         self.name = "forced" if inner is None else inner.name
         self.inner = inner
-        self._reads_ahead = isinstance(inner, AheadDrafter) and inner.reads_ahead
+        self._reads_ahead = _reads_ahead(inner)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tell the other drafter."""
@@ -237,6 +237,10 @@ class _Growth:
 
     def _first_child(self, parent: int) -> int | None:
         return next((node for node, above in enumerate(self.parents) if above == parent), None)
+
+
+def _reads_ahead(drafter: object) -> bool:
+    return isinstance(drafter, AheadDrafter) and drafter.reads_ahead
 
 
 def _all_on(token: int, like_V: Tensor) -> Tensor:

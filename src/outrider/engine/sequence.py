@@ -98,8 +98,8 @@ class LiveSequence:
         end = None if self.state.grammar is None else self.state.grammar.end_of(tokens)
         if end is None:
             return self.stop.scan(tokens, num_output=self.num_output, text=self.text)
-        count, reason = self.stop.scan(tokens[: end.count], num_output=self.num_output, text=self.text)
-        if count < end.count:
+        count, reason = self.stop.scan(tokens[: end.num_tokens], num_output=self.num_output, text=self.text)
+        if count < end.num_tokens:
             return count, reason
         return count, FinishReason.ERROR if end.is_broken else FinishReason.STOP
 

@@ -30,11 +30,11 @@ class End(NamedTuple):
     """Why and where a grammar ends a run of tokens.
 
     Attributes:
-        count: how many of the tokens belong to the output.
+        num_tokens: how many of the tokens belong to the output.
         is_broken: the grammar met a limit there, so the output is not complete.
     """
 
-    count: int
+    num_tokens: int
     is_broken: bool
 
 

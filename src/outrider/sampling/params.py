@@ -72,8 +72,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.bad_words, str):
             object.__setattr__(self, "bad_words", (self.bad_words,))
-        if isinstance(self.structured_outputs, Mapping):
-            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(self.structured_outputs))
+        constraint: object = self.structured_outputs
+        if isinstance(constraint, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(constraint))
         _check(self)
 
     @property
