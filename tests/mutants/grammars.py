@@ -49,8 +49,8 @@ GRAMMARS = (
     Mutant(
         name="mask_of_another_request",
         file="sampling/masks.py",
-        old="    masks_BW = grammar_masks(places).to(logits_BV.device)\n",
-        new="    masks_BW = grammar_masks(places[::-1]).to(logits_BV.device)\n",
+        old="    masks_BW = grammar_masks(places)\n",
+        new="    masks_BW = grammar_masks(places[::-1])\n",
         tests=(f"{MATCHER}::test_only_rows_with_a_grammar_change",),
         why="each request is held to its own grammar",
     ),

@@ -47,7 +47,7 @@ def mask_drafts(
         return logits_RU, set()
     places = [(owner.grammar, tuple(path)) for owner, path in zip(owners, paths, strict=True) if owner.grammar]
     is_open = [grammar.is_open(path) for grammar, path in places]
-    allowed_RU = allowed_BV(grammar_masks(places).to(logits_RU.device), vocabulary.target_size)
+    allowed_RU = allowed_BV(grammar_masks(places), vocabulary.target_size).to(logits_RU.device)
     if vocabulary.ids_U is not None:
         allowed_RU = allowed_RU.index_select(1, vocabulary.ids_U)
     allowed_RU = allowed_RU[:, : logits_RU.shape[1]]

@@ -227,6 +227,7 @@ def _whitespace(constraint: StructuredOutputs) -> dict[str, object] | None:
 
 
 def _refusal(constraint: StructuredOutputs, reason: str) -> SamplingError:
+    reason = reason.partition("<backtrace>")[0]
     lines = [line.strip() for line in reason.splitlines() if line.strip() and "<non-verbose" not in line]
     shown = " ".join(lines) or "llguidance gives no reason"
     return SamplingError(f"structured_outputs.{constraint.kind} is not possible: {shown[:400]}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ __all__ = ["allowed_BV", "forbid_by_grammar", "grammar_masks"]
 
 
 def grammar_masks(places: Sequence[tuple[GrammarMatcher, Path]]) -> Tensor:
-    """What may follow each place, int32 words ``[B, ceil(V / 32)]``; end-of-sequence alone where the grammar has ended.
+    """What may follow each place, int32 words on the CPU ``[B, ceil(V / 32)]``; end-of-sequence alone where the grammar has ended.
 
     Args:
         places: at least one; matchers of one target, each in any number of places.
@@ -63,10 +64,9 @@ def _close(masks_BW: Tensor, row: int, eos_ids: Sequence[int]) -> None:
 
 
 def allowed_BV(masks_BW: Tensor, vocab_size: int) -> Tensor:
-    """Masks as bools, on their own device."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=masks_BW.device)
-    bits = masks_BW.view(torch.uint8).unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1)
-    return bits.view(masks_BW.shape[0], -1)[:, :vocab_size].view(torch.bool)
+    """Masks as bools."""
+    bits = np.unpackbits(masks_BW.numpy().view(np.uint8), axis=1, bitorder="little", count=vocab_size)
+    return torch.from_numpy(bits).view(torch.bool)
 
 
 def forbid_by_grammar(
@@ -77,8 +77,8 @@ def forbid_by_grammar(
     if not rows:
         return
     places = [(matcher, tuple(path)) for matcher, path in zip(matchers, paths, strict=True) if matcher is not None]
-    masks_BW = grammar_masks(places).to(logits_BV.device)
-    forbidden_BV = allowed_BV(masks_BW, logits_BV.shape[1]).logical_not()
+    masks_BW = grammar_masks(places)
+    forbidden_BV = allowed_BV(masks_BW, logits_BV.shape[1]).logical_not_().to(logits_BV.device)
     if len(rows) == logits_BV.shape[0]:
         logits_BV.masked_fill_(forbidden_BV, -math.inf)
     else:
