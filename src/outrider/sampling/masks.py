@@ -19,10 +19,13 @@ __all__ = ["allowed_BV", "forbid_by_grammar", "grammar_masks"]
 
 
 def grammar_masks(places: Sequence[tuple[GrammarMatcher, Path]]) -> Tensor:
-    """What may follow each place, int32 words on the CPU ``[B, ceil(V / 32)]``; end-of-sequence alone where the grammar has ended.
+    """What may follow each place; end-of-sequence alone where the grammar has ended.
 
     Args:
         places: at least one; matchers of one target, each in any number of places.
+
+    Returns:
+        int32 words ``[B, ceil(V / 32)]``, on the CPU.
     """
     compiler = places[0][0].grammar.compiler
     masks_BW = torch.zeros(len(places), -(-compiler.vocab_size // 32), dtype=torch.int32)
