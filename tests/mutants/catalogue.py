@@ -6,6 +6,7 @@ Only faults that change output, or a number that is reported, are here; most of 
 from __future__ import annotations
 
 from tests.mutants.audits import AUDITS
+from tests.mutants.grammars import GRAMMARS
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
@@ -18,5 +19,6 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "audits": AUDITS,
     "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
     "scheduling": SCHEDULERS,
+    "grammars": GRAMMARS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

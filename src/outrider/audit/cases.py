@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.sampling.grammar import Grammar
 from outrider.sampling.laws import ProcessedLaws
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.types import ROOT, Proposal
@@ -36,6 +38,7 @@ class World:
         logits: raw logits behind every continuation, ``{path: [V]}``, float64.
         proposals: what the drafter may propose, and with which probability.
         prompt, output: history before the step.
+        grammar: what the output must match.
     """
 
     kind: str
@@ -46,6 +49,7 @@ class World:
     output: tuple[int, ...]
     logits: dict[tuple[int, ...], Tensor]
     proposals: tuple[tuple[Proposal, float], ...] = field(default=())
+    grammar: Grammar | None = None
 
     def state(self, path: Sequence[int] = (), seed: int = 0) -> SamplingState:
         """The request's state after ``path`` was committed too."""
@@ -57,6 +61,8 @@ class World:
             seed=seed,
             choice=0,
         )
+        if self.grammar is not None:
+            state.constrain(GrammarMatcher(self.grammar))
         state.commit((*self.output, *path))
         return state
 

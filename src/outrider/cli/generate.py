@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.cli import options, render
+from outrider.cli import constraints, options, render
 from outrider.cli.inputs import BrokenLine, Format, Inputs, Row, read_inputs
 from outrider.cli.output import ResultFile
 from outrider.cli.session import Session, open_session, prompt_of, row_params
@@ -112,6 +112,13 @@ def generate(
     bad_words: options.BadWords = None,
     logprobs: options.Logprobs = None,
     logprobs_mode: options.LogprobsMode = None,
+    json_schema: constraints.JsonSchema = None,
+    json_object: constraints.JsonObject = None,
+    regex: constraints.Regex = None,
+    choice: constraints.Choice = None,
+    grammar: constraints.Grammar = None,
+    no_whitespace: constraints.NoWhitespace = None,
+    prediction: constraints.Prediction = None,
 ) -> None:
     """Decode a prompt, or a file of prompts.
 
@@ -122,6 +129,7 @@ def generate(
     - `outrider generate "Write a haiku." --temperature 0.8 --seed 7 --show-drafts`
     - `outrider generate -f chats.jsonl -o answers.jsonl` (run it again to go on after an interruption)
     - `outrider generate "Hello" --json --logprobs 3 | jq .speculation`
+    - `outrider generate "Is water wet?" --choice yes --choice no`
 
     With `--draft none` it decodes plainly; the text is the same. See `outrider audit identity` for the proof.
     """
@@ -165,7 +173,7 @@ def _answer_one(session: Session, row: Row, view: _View, *, says_speed: bool) ->
     if view.show_drafts and params.n == 1:
         results = _stream_painted(session, prompt, params)
     elif view.json_lines or params.n > 1:
-        results = session.engine.generate([prompt], params, ids=[row.id])
+        results = session.engine.generate([prompt], params, ids=[row.id], predictions=[session.settings.prediction])
         _print_results(results, view, with_headers=True)
     else:
         results = _stream_text(session, prompt, params)
@@ -175,7 +183,7 @@ def _answer_one(session: Session, row: Row, view: _View, *, says_speed: bool) ->
 
 def _stream_text(session: Session, prompt: object, params: SamplingParams) -> list[GenerationResult]:
     results = []
-    for event in session.engine.stream(prompt, params):  # type: ignore[arg-type]
+    for event in session.engine.stream(prompt, params, prediction=session.settings.prediction):  # type: ignore[arg-type]
         _write(event.text)
         if event.result is not None:
             results.append(event.result)
@@ -190,7 +198,7 @@ def _stream_painted(session: Session, prompt: object, params: SamplingParams) ->
     painter = render.DraftPainter(session.target.tokenizer, console)
     console.print(render.legend(console))
     results = []
-    for event in session.engine.stream(prompt, params):  # type: ignore[arg-type]
+    for event in session.engine.stream(prompt, params, prediction=session.settings.prediction):  # type: ignore[arg-type]
         console.print(painter.paint(event), end="")
         if event.result is not None:
             results.append(event.result)
@@ -284,7 +292,8 @@ def _rows_left(
 
 def _queue(session: Session, row: Row, params: SamplingParams, ledger: _Ledger) -> None:
     try:
-        session.engine.submit(prompt_of(row, session.target.tokenizer), params, id=row.id)
+        prompt = prompt_of(row, session.target.tokenizer)
+        session.engine.submit(prompt, params, id=row.id, prediction=session.settings.prediction)
     except OutriderError as error:
         ledger.broken.append(BrokenLine(line=row.line, reason=str(error)))
         return

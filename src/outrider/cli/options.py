@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.constraints import constraint_of, prediction_of
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError, SamplingError, nearest
 from outrider.sampling.params import SamplingParams
@@ -239,6 +240,7 @@ _RUN_KEYS = (
     "offline",
     "chat",
     "tool_rendering",
+    "prediction",
 )
 # Flag (and key of the file) on the left, field of the engine's configuration on the right.
 _ENGINE_KEYS = {f.name: f.name for f in fields(EngineConfig) if f.name != "max_batch_size"} | {
@@ -257,6 +259,7 @@ _TYPES: dict[str, type] = {
     "offline": bool,
     "chat": bool,
     "tool_rendering": str,
+    "prediction": str,
 }
 
 
@@ -274,13 +277,18 @@ class Settings:
     offline: bool = False
     chat: bool = True
     tool_rendering: str = "template"
+    prediction: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 def flags_of(context: typer.Context) -> dict[str, Any]:
     """The settings among a command's flags that the user really gave."""
-    return {name: value for name, value in context.params.items() if name in _KNOWN_KEYS and value is not None}
+    given = {name: value for name, value in context.params.items() if name in _KNOWN_KEYS and value is not None}
+    if context.params.get("prediction") is not None:
+        given["prediction"] = prediction_of(context.params)
+    constraint = constraint_of(context.params)
+    return given if constraint is None else {**given, "structured_outputs": constraint}
 
 
 def resolve_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:

@@ -13,10 +13,12 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
 __all__ = [
+    "AheadDrafter",
     "CompositeDrafter",
     "DraftRequest",
     "Drafter",
@@ -40,6 +42,12 @@ class DraftRequest:
         params: the request's sampling fields.
         seed, choice: with the absolute position they key the noise of ``SHARED`` and ``DRAWN`` drafts (law 7). The token
             at index i of the sequence has position i; the first draft token's position is ``len(tokens)``.
+        grammar: what the output must match. A drafter that chooses by a law masks it with the grammar *before* it chooses
+            (:func:`outrider.drafters.constrain.mask_drafts`); whatever it proposes, a token that was drawn is never taken
+            back because of what it is.
+        most_depth: deepest draft that could still be committed, for whoever adds to a drafter's proposal.
+        ahead: draft tokens that stand before the first one wanted here; only an :class:`AheadDrafter` is given any.
+        prediction: a text that the output may largely repeat.
     """
 
     sequence: int
@@ -49,6 +57,10 @@ class DraftRequest:
     params: SamplingParams
     seed: int
     choice: int
+    grammar: GrammarMatcher | None = None
+    most_depth: int = 0
+    ahead: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 class Drafter(Protocol):
@@ -97,6 +109,13 @@ class TapDrafter(Protocol):
             taps_RD: one row a position: the taps behind one another in the order of ``taps``.
         """
         ...
+
+
+@runtime_checkable
+class AheadDrafter(Protocol):
+    """A drafter of deterministic candidates that can also draft behind tokens which are not committed yet (``ahead``)."""
+
+    reads_ahead: bool
 
 
 @runtime_checkable

@@ -9,6 +9,8 @@
 ``slice:8``         the target's first eight layers with its LM head
 ``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
 ``random``          a small model that knows nothing: what a useless drafter costs
+``forced``          only tokens that a request's grammar leaves no choice about (every drafter adds these)
+``prediction``      only what a request's ``prediction`` says; ``ngram`` and ``suffix`` look there, too
 a head              an EAGLE-3 head trained for the target: its folder, or the name of one that came along (``heads/``);
                     chains, or trees if a tree option is given; options besides: ``min_prob`` (drafts less likely to be
                     kept are left out), ``window`` (positions looked back at), ``dtype`` (``bfloat16`` or ``int8`` beside
@@ -32,10 +34,12 @@ from typing import TypeVar, get_args
 from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.forced import ForcedDrafter
 from outrider.drafters.head_folder import load_head
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.preload import read_answers
 from outrider.drafters.shipped import head_path, shipped_heads
 from outrider.drafters.suffix import SuffixDrafter
@@ -50,7 +54,7 @@ from outrider.models.native import NativeTarget
 
 __all__ = ["DRAFTERS", "make_drafter"]
 
-DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random")
+DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random", "forced", "prediction")
 """Names that are not models."""
 
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
@@ -85,6 +89,9 @@ def make_drafter(
     if name == "none":
         _refuse_unknown(spec, options, ())
         return None
+    if name in ("forced", "prediction"):
+        _refuse_unknown(spec, options, ())
+        return ForcedDrafter() if name == "forced" else PredictionDrafter()
     if name == "ngram":
         return _make_ngram(spec, options)
     if name == "suffix":

@@ -6,6 +6,7 @@ or any ascending choice; noise is always that of the *target's* token ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
+from outrider.drafters.constrain import mask_drafts
 from outrider.rng import Purpose, gumbel_at_BK, gumbel_BV, noise_key
 from outrider.sampling.draw import argmax_tokens, draw_logits
 from outrider.sampling.warp import warp_logits
@@ -87,13 +89,17 @@ def tree_law(
     sizes: Sequence[int],
     level: int,
     vocabulary: DraftVocabulary,
+    paths: Sequence[Sequence[int]],
 ) -> Tensor:
     """Log-probabilities that rank a level's candidates; request i owns the next ``sizes[i]`` rows.
+
+    What a request's grammar forbids behind a row's path is -inf; where its output ends, everything is.
 
     Above temperature 0 the law carries the very noise that verification will use (unless the mode is ``GREEDY``): what is
     chosen there is a fixed function of the target's law and that noise, so knowing it tells which tokens are worth a node.
     """
     owners = [request for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+    logits_RU, closed = mask_drafts(logits_RU, owners, paths, vocabulary)
     sampled = [row for row, owner in enumerate(owners) if not owner.params.is_greedy]
     if sampled:
         warped_RU = warp_logits(logits_RU[sampled], [owners[row].params for row in sampled])
@@ -107,7 +113,10 @@ def tree_law(
         for request, rows_NU in zip(requests, torch.split(logits_RU, list(sizes)), strict=True):
             if needs_noise(request):
                 rows_NU += next(noises)  # a view of the copy made above
-    return logits_RU.log_softmax(dim=-1)
+    law_RU = logits_RU.log_softmax(dim=-1)
+    if closed:
+        law_RU[sorted(closed)] = -math.inf
+    return law_RU
 
 
 def needs_noise(request: DraftRequest) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from outrider.device import Placement
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.choice import DraftVocabulary, choose_tokens, largest_probs, tree_law
+from outrider.drafters.constrain import open_drafts
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.eagle_native import NativeEntries
 from outrider.drafters.eagle_native_head import NativeHead
@@ -160,10 +161,11 @@ class EagleDrafter:
         """Give every frontier node of the growing trees its likeliest children: one search for all of them."""
         wishes = [requests[g] for g in growing]
         sizes = [len(growths[g].frontier) for g in growing]
-        if all(wish.params.is_greedy for wish in wishes):
+        if _takes_best(wishes):
             columns, logprobs = walk.best()
         else:
-            law_RU = tree_law(walk.logits(), wishes, sizes, level, self._vocabulary)
+            paths = [growths[g].path(node) for g in growing for node in growths[g].frontier]
+            law_RU = tree_law(walk.logits(), wishes, sizes, level, self._vocabulary, paths)
             best = law_RU.topk(min(growths[growing[0]].shape.width, law_RU.shape[1]), dim=-1)
             columns, logprobs = best.indices.tolist(), best.values.tolist()
         tokens = self._ids_U[torch.tensor(columns, device=self._ids_U.device)].tolist()
@@ -189,7 +191,7 @@ class EagleDrafter:
             if depth > 0:
                 last = [[chains[index][-1]] if index in going else [] for index in walkers]
                 walk.step(last, [[0] * len(tokens) for tokens in last])
-            going, tokens, probs = self._choose(walk, going, requests, depth, confidences)
+            going, tokens, probs = self._choose(walk, going, requests, chains, confidences)
             for index, token, probs_V in zip(going, tokens, probs, strict=True):
                 chains[index].append(token)
                 if probs_V is not None:
@@ -201,19 +203,20 @@ class EagleDrafter:
         walk: DraftWalk,
         going: Sequence[int],
         requests: Sequence[DraftRequest],
-        depth: int,
+        chains: Sequence[Sequence[int]],
         confidences: list[float],
     ) -> tuple[list[int], list[int], list[Tensor | None]]:
         """Of the chains that the walk's rows belong to those that go on, the next token of each, and its law if drawn."""
-        wishes = [requests[index] for index in going]
-        if all(wish.params.is_greedy for wish in wishes):
+        wishes, depth = [requests[index] for index in going], len(chains[going[0]])
+        if _takes_best(wishes):
             columns, logprobs = walk.best()
             peaks = [math.exp(values[0]) for values in logprobs]
             rows = self._confident(going, peaks, confidences)
             tokens = self._vocabulary.tokens([columns[row][0] for row in rows])
             return [going[row] for row in rows], tokens, [None] * len(rows)
-        logits_BU = walk.logits()
-        peaks = largest_probs(logits_BU, wishes) if self.min_prob else [1.0] * len(going)
+        logits_BU, rows = open_drafts(walk.logits(), wishes, [chains[index] for index in going], self._vocabulary)
+        going, wishes = [going[row] for row in rows], [wishes[row] for row in rows]
+        peaks = largest_probs(logits_BU, wishes) if self.min_prob and rows else [1.0] * len(going)
         rows = self._confident(going, peaks, confidences)
         if not rows:
             return [], [], []
@@ -242,6 +245,11 @@ def _make_entries(
         return TorchEntries(packed), f"pytorch {str(packed.dtype).removeprefix('torch.')}"
     native = NativeHead(head, placement.precision, context)
     return NativeEntries(native), f"native-{context.kernels} {placement.precision}"
+
+
+def _takes_best(wishes: Sequence[DraftRequest]) -> bool:
+    """True if all take the head's likeliest tokens as they are, which need not be looked for among logits."""
+    return all(wish.params.is_greedy and wish.grammar is None for wish in wishes)
 
 
 def _frontiers(

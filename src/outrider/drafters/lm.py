@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.choice import DraftVocabulary, choose_tokens, tree_law
+from outrider.drafters.constrain import open_drafts
 from outrider.drafters.reader import DraftReader
 from outrider.drafters.tree import TreeGrowth, TreeShape
 from outrider.models.base import Target
@@ -100,16 +101,25 @@ class LMDrafter:
         for depth in range(max(budgets)):
             if depth > 0:
                 active = [index for index in active if budgets[index] > depth]
+            if not active:
+                break
+            if depth > 0:
                 last = [chains[index][-1] for index in active]
                 logits_BV = self._reader.read_drafts([requests[index].sequence for index in active], last)
-            wishes = [requests[index] for index in active]
-            tokens, probs = choose_tokens(logits_BV, wishes, depth, self._vocabulary)
+            paths = [chains[index] for index in active]
+            logits_BV, rows = open_drafts(logits_BV, [requests[i] for i in active], paths, self._vocabulary)
+            active = [active[row] for row in rows]
+            if not active:
+                break
+            tokens, probs = choose_tokens(logits_BV, [requests[i] for i in active], depth, self._vocabulary)
             for index, token, probs_V in zip(active, tokens, probs, strict=True):
                 chains[index].append(token)
                 if probs_V is not None:
                     laws[index].append(probs_V)
         return [
             Proposal.chain(chain, drafter=self.name, draft_probs_NV=torch.stack(law) if law else None)
+            if chain
+            else NO_DRAFT
             for chain, law in zip(chains, laws, strict=True)
         ]
 
@@ -121,10 +131,13 @@ class LMDrafter:
         active = list(range(len(requests)))
         for level in range(max(depths)):
             if level > 0:
-                active = [index for index in active if depths[index] > level]
+                active = [index for index in active if depths[index] > level and growths[index].frontier]
+                if not active:
+                    break
                 logits_RV = self._read_frontiers([requests[i] for i in active], [growths[i] for i in active])
             sizes = [len(growths[index].frontier) for index in active]
-            laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self._vocabulary)
+            paths = [growths[index].path(node) for index in active for node in growths[index].frontier]
+            laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self._vocabulary, paths)
             for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
                 growths[index].expand(logprobs_NV)
         return [growth.proposal(self.name) for growth in growths]

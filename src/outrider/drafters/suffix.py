@@ -21,7 +21,7 @@ from math import floor, log
 
 from outrider.drafters.base import DraftRequest
 from outrider.drafters.suffix_index import RANK_UNIT, START, WIDEST, SuffixIndex
-from outrider.drafters.suffix_tree import OWN_DOUBT, SHARED_DOUBT, Source, grow_tree
+from outrider.drafters.suffix_tree import OWN_DOUBT, SHARED_DOUBT, Place, Source, grow_tree
 from outrider.drafters.tree import ScoredTree
 from outrider.errors import ConfigError, nearest
 from outrider.types import NO_DRAFT, ROOT, Proposal
@@ -76,6 +76,23 @@ class _Active:
     matched: int = 0
     num_read: int = 0
     version: int = -1
+    predicted: _Predicted | None = None
+
+
+@dataclass(slots=True)
+class _Predicted:
+    """Where a sequence stands in the text that it may repeat."""
+
+    index: SuffixIndex
+    node: int = START
+    matched: int = 0
+    num_read: int = 0
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Follow the committed tokens that were not read yet."""
+        for token in tokens[max(self.num_read, len(tokens) - self.index.depth + 1) :]:
+            self.node, self.matched = self.index.advance(self.node, self.matched, token)
+        self.num_read = len(tokens)
 
 
 class SuffixDrafter:
@@ -83,6 +100,8 @@ class SuffixDrafter:
 
     Of equally frequent continuations the one seen last is followed; of equally good drafts the one from the longer match
     wins, then the one from the sequence's own text.
+
+    A request's ``prediction`` is one more text that its continuation is looked for in.
 
     A path that reaches the depth limit goes on from its longest suffix inside the limit, so that a long repetition is
     followed for as many tokens as are wanted (the tree of the paper ends there).
@@ -119,6 +138,7 @@ class SuffixDrafter:
         _require(min_prob is None or 0 <= min_prob <= 1, "min_prob", min_prob, "0 to 1")
         _require(0 <= max_nodes <= 100_000_000, "max_nodes", max_nodes, "0 to 100000000")
         self.name = "suffix"
+        self.reads_ahead = True
         self.rule = rule
         self.width = 1 if rule == "chain" else width
         self.min_prob = min_prob if min_prob is not None else 0.1 if rule == "paper" else 0.0
@@ -163,9 +183,8 @@ class SuffixDrafter:
     def candidates(self, request: DraftRequest, num_nodes: int) -> ScoredTree:
         """The likeliest nodes, by the rule ``tree`` (or ``chain``), with their estimates."""
         active = self._active[request.sequence]
-        if active.shared.index.num_texts:
-            self._read_shared(active, request.tokens)
-        tokens, parents, probs = self._likeliest(active, request.num_draft_tokens, num_nodes)
+        self._read(active, request)
+        tokens, parents, probs = self._likeliest(active, request, num_nodes)
         return ScoredTree(tokens, parents, [log(prob) for prob in probs])
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
@@ -204,30 +223,57 @@ class SuffixDrafter:
 
     def _propose_one(self, request: DraftRequest) -> Proposal:
         active = self._active[request.sequence]
-        if active.shared.index.num_texts:
-            self._read_shared(active, request.tokens)
+        self._read(active, request)
         draft = self._draft_path if self.rule == "paper" else self._draft_tree
-        tokens, parents = draft(active, request.num_draft_tokens)
+        tokens, parents = draft(active, request)
         return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter=self.name) if tokens else NO_DRAFT
 
-    def _draft_tree(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
-        tokens, parents, _ = self._likeliest(active, wanted, wanted)
+    def _draft_tree(self, active: _Active, request: DraftRequest) -> tuple[Sequence[int], Sequence[int]]:
+        tokens, parents, _ = self._likeliest(active, request, request.num_draft_tokens)
         return tokens, parents
 
-    def _likeliest(self, active: _Active, depth: int, num_nodes: int) -> tuple[list[int], list[int], list[float]]:
+    def _likeliest(
+        self, active: _Active, request: DraftRequest, num_nodes: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        sources, places = self._sources(active, request.ahead)
+        depth = request.num_draft_tokens
+        return grow_tree(sources, places, depth=depth, num_nodes=num_nodes, width=self.width, min_prob=self.min_prob)
+
+    def _draft_path(self, active: _Active, request: DraftRequest) -> tuple[Sequence[int], Sequence[int]]:
+        score = 0.0
+        path: list[int] = []
+        for source, place in zip(*self._sources(active, request.ahead), strict=True):
+            better = speculate(
+                source.index, *place, rule=self.score_rule, wanted=request.num_draft_tokens, score_to_beat=score
+            )
+            score, path = better if better[1] else (score, path)
+        return path, range(ROOT, len(path) - 1)
+
+    def _sources(self, active: _Active, ahead: Sequence[int]) -> tuple[list[Source], list[Place]]:
+        """Who predicts for a sequence, and where it stands in each, behind the tokens ``ahead``."""
         sources, places = [Source(active.index, OWN_DOUBT)], [active.index.end]
+        if active.predicted is not None:
+            sources.append(Source(active.predicted.index, OWN_DOUBT))
+            places.append((active.predicted.node, active.predicted.matched))
         if active.shared.index.num_texts:
             sources.append(Source(active.shared.index, SHARED_DOUBT))
             places.append((active.node, active.matched))
-        return grow_tree(sources, places, depth=depth, num_nodes=num_nodes, width=self.width, min_prob=self.min_prob)
+        for token in ahead:
+            places = [source.index.advance(*place, token) for source, place in zip(sources, places, strict=True)]
+        return sources, places
 
-    def _draft_path(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
-        rule = self.score_rule
-        score, path = speculate(active.index, *active.index.end, rule=rule, wanted=wanted)
+    def _read(self, active: _Active, request: DraftRequest) -> None:
+        """Bring the sequence's places up to date."""
         if active.shared.index.num_texts:
-            place = (active.node, active.matched)
-            path = speculate(active.shared.index, *place, rule=rule, wanted=wanted, score_to_beat=score)[1] or path
-        return path, range(ROOT, len(path) - 1)
+            self._read_shared(active, request.tokens)
+        if request.prediction and active.predicted is None:
+            index = SuffixIndex(self.max_depth)
+            # Behind the prompt's last tokens, so that its beginning is what follows the prompt.
+            index.append(request.tokens[max(0, active.num_prompt - self.max_depth + 1) : active.num_prompt])
+            index.append(request.prediction)
+            active.predicted = _Predicted(index)
+        if active.predicted is not None:
+            active.predicted.read(request.tokens)
 
     def _read_shared(self, active: _Active, tokens: Sequence[int]) -> None:
         """Bring the sequence's place in the shared index up to date. Matches are shorter than ``max_depth``."""

@@ -93,6 +93,14 @@ class TreeGrowth:
                     self.scores.append(base + logprob)
         self.frontier = self._best(range(first, len(self.tokens)), self.shape.width)
 
+    def path(self, node: int) -> tuple[int, ...]:
+        """Draft tokens from the root to a candidate, its own included; none for ``ROOT``."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(reversed(tokens))
+
     def unread(self) -> DraftTree:
         """The frontier and its ancestors: what the draft model must read to expand the frontier, which comes last."""
         ancestors: set[int] = set()

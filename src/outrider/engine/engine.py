@@ -16,6 +16,7 @@ import torch
 
 from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter, DrafterWithPath
+from outrider.drafters.forced import with_forced
 from outrider.engine.config import EngineConfig
 from outrider.engine.intake import Intake
 from outrider.engine.memory import CacheMemory, resolve_budget
@@ -73,7 +74,10 @@ class Engine:
         self.tokenizer = getattr(target, "tokenizer", None)
         self._entropy = entropy or (lambda: secrets.randbits(63))
         self._machinery = Machinery(
-            target=target, cache=target.new_cache(), drafter=drafter, verification=self.config.verification
+            target=target,
+            cache=target.new_cache(),
+            drafter=with_forced(drafter) if self.config.num_draft_tokens else drafter,
+            verification=self.config.verification,
         )
         self._has_own_threads = target.spec.path.startswith("native")
         self.planner = Planner(self.config, self._row_costs(costs))
@@ -117,16 +121,19 @@ class Engine:
         scope: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        prediction: str | None = None,
     ) -> str:
         """Queue a request; returns its id. Does not wait for a step that runs in another thread.
 
         Args:
             prompt: text, token ids or a chat.
-            params: how to sample and when to stop.
+            params: how to sample and when to stop; greedy if not given.
             id: unique among requests that have not ended; made up if not given.
             scope: whose request it is: only requests of one scope share cached prefixes, and scopes are served in turn.
             priority: smaller is more urgent.
             timeout_s: seconds from now after which it ends with what it has, reason ``timeout``.
+            prediction: a text that the output may largely repeat. Drafters that look text up copy from it; it changes
+                speed, never output.
 
         Raises:
             PromptError, SamplingError: what was given is not possible; nothing was queued.
@@ -143,7 +150,15 @@ class Engine:
         id = id if id is not None else self._new_id()
         spec, tokenizer = self.target.spec, self.tokenizer
         request = build_request(
-            prompt, params, id=id, seed=seed, scope=scope, priority=priority, spec=spec, tokenizer=tokenizer
+            prompt,
+            params,
+            id=id,
+            seed=seed,
+            scope=scope,
+            priority=priority,
+            spec=spec,
+            tokenizer=tokenizer,
+            prediction=prediction,
         )
         deadline = None if timeout_s is None else request.submitted + timeout_s
         request = replace(request, number=next(self._numbers), deadline=deadline)
@@ -195,6 +210,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         ids: Sequence[str] | None = None,
+        predictions: Sequence[str | None] | None = None,
         on_event: Callable[[StreamEvent], None] | None = None,
     ) -> list[GenerationResult]:
         """Decode many prompts to the end.
@@ -203,6 +219,7 @@ class Engine:
             prompts: texts, token id lists or chats.
             params: one for all, or one a prompt.
             ids: one a prompt, unique; made up if not given.
+            predictions: one a prompt; see :meth:`submit`.
             on_event: called with each event as it happens.
 
         Returns:
@@ -215,11 +232,13 @@ class Engine:
             raise ConfigError("generate takes a list of prompts; put the text into a list")
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         names: Sequence[str | None] = [None] * len(prompts) if ids is None else ids
-        if not len(each) == len(names) == len(prompts):
+        texts: Sequence[str | None] = [None] * len(prompts) if predictions is None else predictions
+        if not len(each) == len(names) == len(texts) == len(prompts):
             raise ConfigError(
-                f"{len(prompts)} prompts, {len(each)} params and {len(names)} ids; give one of each a prompt"
+                f"{len(prompts)} prompts, {len(each)} params, {len(names)} ids and {len(texts)} predictions; "
+                "give one of each a prompt"
             )
-        order = self._submit_all(prompts, each, names)
+        order = self._submit_all(prompts, each, names, texts)
         results: dict[tuple[str, int], GenerationResult] = {}
         try:
             for event in self._events_of(order):
@@ -232,9 +251,11 @@ class Engine:
             raise
         return [results[id, index] for id, n in order.items() for index in range(n)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: str | None = None
+    ) -> Iterator[StreamEvent]:
         """Decode one prompt, event by event. Closing the iterator cancels the request."""
-        order = self._submit_all([prompt], [params], [None])
+        order = self._submit_all([prompt], [params], [None], [prediction])
         try:
             yield from self._events_of(order)
         finally:
@@ -249,6 +270,7 @@ class Engine:
         scope: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        prediction: str | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Decode one prompt beside whatever else this event loop streams; steps run in a worker thread.
 
@@ -258,7 +280,15 @@ class Engine:
         name = id if id is not None else self._new_id()
 
         def submit() -> str:
-            return self.submit(prompt, params, id=name, scope=scope, priority=priority, timeout_s=timeout_s)
+            return self.submit(
+                prompt,
+                params,
+                id=name,
+                scope=scope,
+                priority=priority,
+                timeout_s=timeout_s,
+                prediction=prediction,
+            )
 
         async with aclosing(self._streams.follow(name, params.n, submit)) as events:
             async for event in events:
@@ -297,13 +327,17 @@ class Engine:
         return f"request-{next(self._ids)}"
 
     def _submit_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], names: Sequence[str | None]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        names: Sequence[str | None],
+        predictions: Sequence[str | None],
     ) -> dict[str, int]:
         """Submit all or none; returns each id with its number of choices."""
         order: dict[str, int] = {}
         try:
-            for prompt, each, name in zip(prompts, params, names, strict=True):
-                order[self.submit(prompt, each, id=name)] = 1 if each is None else each.n
+            for prompt, each, name, text in zip(prompts, params, names, predictions, strict=True):
+                order[self.submit(prompt, each, id=name, prediction=text)] = 1 if each is None else each.n
         except BaseException:
             self._abandon(order)
             raise

@@ -63,7 +63,10 @@ def judge(
         greedy = GreedyTokens(tokens.tokens_R.tolist(), first_rows)
         return Judged(verdicts=verify(proposals, greedy), laws=None, taps=tokens.taps)
     result = target.forward(rows, cache, taps=taps)
-    laws = ProcessedLaws(result.logits_RV, first_rows=first_rows, states=[s.state for s in sequences])
+    argmax_R = None if result.tokens_R is None else result.tokens_R.tolist()
+    laws = ProcessedLaws(
+        result.logits_RV, first_rows=first_rows, states=[s.state for s in sequences], argmax_R=argmax_R
+    )
     try:
         return Judged(verdicts=verify(proposals, laws), laws=laws, taps=result.taps)
     except AssertionError:

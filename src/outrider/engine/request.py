@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from outrider.engine.constraints import compile_constraint
 from outrider.engine.sequence import NO_SLOT, LiveSequence, Request
 from outrider.engine.stop import OutputText, StopRules
 from outrider.errors import PromptError, SamplingError
@@ -30,12 +31,14 @@ def build_request(
     priority: int = 0,
     spec: TargetSpec,
     tokenizer: Tokenizer | None,
+    prediction: str | None = None,
 ) -> Request:
     """Tokenise and check.
 
     Raises:
         PromptError: an empty prompt, one longer than the window, token ids outside the vocabulary, a refused chat.
-        SamplingError: fields that name token ids outside the vocabulary, or that need a tokenizer where there is none.
+        SamplingError: fields that name token ids outside the vocabulary, that need a tokenizer where there is none, or a
+            constraint that no output can meet.
     """
     tokens = _tokens(prompt, tokenizer)
     if not tokens:
@@ -51,7 +54,16 @@ def build_request(
             f"shorten it to at most {spec.max_positions - 1}"
         )
     resolved = _resolve(params, spec, tokenizer)
-    return Request(id=id, prompt=tuple(tokens), params=resolved, seed=seed, scope=scope, priority=priority)
+    return Request(
+        id=id,
+        prompt=tuple(tokens),
+        params=resolved,
+        seed=seed,
+        scope=scope,
+        priority=priority,
+        grammar=compile_constraint(resolved, spec, tokenizer),
+        prediction=_predicted(prediction, spec, tokenizer),
+    )
 
 
 def build_sequences(
@@ -94,6 +106,16 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
     if len(messages) != len(prompt):
         raise PromptError("a prompt is text, a list of token ids, or a list of chat messages; this list mixes them")
     return tokenizer.encode_chat(messages)
+
+
+def _predicted(text: str | None, spec: TargetSpec, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Token ids of the text that the output may repeat, no more than the window holds."""
+    if text is None or text == "":
+        return ()
+    if tokenizer is None:
+        raise PromptError("prediction is a text, and this target has no tokenizer; leave it out")
+    ids = tokenizer.encode(text)
+    return tuple(token for token in ids[: spec.max_positions] if token < spec.vocab_size)
 
 
 def _resolve(params: SamplingParams, spec: TargetSpec, tokenizer: Tokenizer | None) -> SamplingParams:

@@ -9,6 +9,8 @@ from typing import Any
 from outrider.engine.result import GenerationResult, StreamEvent, Timing, Usage
 from outrider.engine.stop import OutputText, StopRules
 from outrider.metrics import SpeculationStats
+from outrider.sampling.grammar import Grammar
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.types import DraftMode, FinishReason, StepReport, TokenLogprobs
@@ -27,6 +29,8 @@ class Request:
         scope: whose it is; only requests of one scope share cached prefixes and remembered texts.
         priority: smaller is more urgent.
         number: in order of arrival.
+        grammar: the compiled constraint that each choice must match.
+        prediction: tokens of the text that the output may repeat; none: empty.
         submitted, deadline: times of ``time.perf_counter``; past the deadline it ends with what it has.
     """
 
@@ -37,6 +41,8 @@ class Request:
     scope: str | None = None
     priority: int = 0
     number: int = 0
+    grammar: Grammar | None = None
+    prediction: tuple[int, ...] = ()
     submitted: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
 
@@ -81,6 +87,10 @@ class LiveSequence:
     is_suspended: bool = False
     error: str = ""
 
+    def __post_init__(self) -> None:
+        if self.request.grammar is not None:
+            self.state.constrain(GrammarMatcher(self.request.grammar))
+
     @property
     def params(self) -> SamplingParams:
         return self.request.params
@@ -117,8 +127,17 @@ class LiveSequence:
         return DraftMode.DRAWN
 
     def judge(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """How many of the tokens count under the stop rules, and why the output ended, if it did."""
-        return self.stop.scan(tokens, num_output=self.num_output, text=self.text)
+        """How many of the tokens count under the stop rules, and why the output ended, if it did.
+
+        An output that its grammar completes has stopped, whatever limit it reached with that token.
+        """
+        end = None if self.state.grammar is None else self.state.grammar.end_of(tokens)
+        if end is None:
+            return self.stop.scan(tokens, num_output=self.num_output, text=self.text)
+        count, reason = self.stop.scan(tokens[: end.num_tokens], num_output=self.num_output, text=self.text)
+        if count < end.num_tokens:
+            return count, reason
+        return count, FinishReason.ERROR if end.is_broken else FinishReason.STOP
 
     def append(self, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
         """Commit tokens that count."""

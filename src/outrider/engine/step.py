@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from outrider.cache.base import Cache
 from outrider.device import synchronize
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.drafters.forced import ForcedDrafter
 from outrider.engine.commit import commit
 from outrider.engine.judge import judge
 from outrider.engine.reading import Chunk, teach
@@ -99,7 +100,8 @@ def decode_step(
 
 def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[Proposal]:
     proposals = [NO_DRAFT] * len(sequences)
-    wanted = [index for index, budget in enumerate(budgets) if budget > 0]
+    forces = isinstance(machinery.drafter, ForcedDrafter)
+    wanted = [i for i, budget in enumerate(budgets) if budget > 0 or (forces and sequences[i].request.grammar)]
     if machinery.drafter is None or not wanted:
         return proposals
     requests = [_draft_request(sequences[index], budgets[index], machinery.verification) for index in wanted]
@@ -118,6 +120,9 @@ def _draft_request(sequence: LiveSequence, budget: int, verification: str) -> Dr
         params=sequence.params,
         seed=sequence.request.seed,
         choice=sequence.index,
+        grammar=sequence.state.grammar,
+        most_depth=sequence.most_drafts,
+        prediction=sequence.request.prediction,
     )
 
 

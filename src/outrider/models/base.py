@@ -135,10 +135,12 @@ class ForwardResult:
         logits_RV: float32 logits of the rows asked for.
         taps: hidden state behind each layer asked for, ``{layer: [R, D]}``, before the final norm. Index i is the
             residual stream *before* layer i (0 = embeddings, ``num_layers`` = output of the last layer).
+        tokens_R: as in :class:`GreedyResult`, where the pass found them on the way; ``None`` where it did not.
     """
 
     logits_RV: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
+    tokens_R: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

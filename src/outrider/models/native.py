@@ -121,8 +121,10 @@ class NativeTarget:
             PromptError: a row's position lies past the window.
         """
         logits_RV = torch.empty(rows.num_logit_rows, self.config.vocab_size)
-        tapped = self._run_tapped(CPass(logits=logits_RV.data_ptr()), rows, cache, taps)
-        return ForwardResult(logits_RV=logits_RV, taps=tapped)
+        tokens_R = torch.empty(rows.num_logit_rows, dtype=torch.int64)
+        call = CPass(logits=logits_RV.data_ptr(), argmax=tokens_R.data_ptr())
+        tapped = self._run_tapped(call, rows, cache, taps)
+        return ForwardResult(logits_RV=logits_RV, taps=tapped, tokens_R=tokens_R)
 
     @torch.inference_mode()
     def forward_greedy(self, rows: PackedRows, cache: Cache, *, taps: Sequence[int] = ()) -> GreedyResult:

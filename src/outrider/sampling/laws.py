@@ -1,7 +1,9 @@
 """The target's processed law at any node of a step: what verifiers ask (see :mod:`outrider.verify.base`).
 
 Processing is lazy. Sequences that take the argmax of the raw logits cost one argmax over the step's rows; all others are
-processed only at places that a walk arrives at, with the history of exactly that path.
+processed only at places that a walk arrives at, with the history of exactly that path. Where greedy decoding is bound by
+a grammar alone, the argmax is asked for first: if the grammar allows it, it is the masked law's argmax too, and no mask
+is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from outrider.rng import Purpose, gumbel_BV, noise_key, uniform
 from outrider.sampling.draw import argmax_tokens, draw_processed, draw_weights
+from outrider.sampling.masks import forbid_by_grammar
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.sampling.warp import warp_logits
@@ -45,6 +49,7 @@ def process_logits(logits_BV: Tensor, states: Sequence[SamplingState], paths: Se
         states: the sequence of each row.
         paths: draft tokens between the last committed token and each row.
     """
+    forbid_by_grammar(logits_BV, [state.grammar for state in states], paths)
     _forbid(logits_BV, [state.banned_tokens(path) for state, path in zip(states, paths, strict=True)])
     _add_bias(logits_BV, [state.params for state in states])
     _penalise(logits_BV, states, paths)
@@ -58,21 +63,31 @@ class ProcessedLaws:
         logits_RV: raw target logits of the step's packed rows, float32 (float64 in exact tests).
         first_rows: the root row of each sequence (shared where choices share a prompt). Node i's row is i + 1 behind it.
         states: one a sequence; must not be committed to while these laws are in use.
+        argmax_R: the likeliest token of each row, where the pass found it on the way.
     """
 
-    def __init__(self, logits_RV: Tensor, *, first_rows: Sequence[int], states: Sequence[SamplingState]) -> None:
+    def __init__(
+        self,
+        logits_RV: Tensor,
+        *,
+        first_rows: Sequence[int],
+        states: Sequence[SamplingState],
+        argmax_R: Sequence[int] | None = None,
+    ) -> None:
         assert len(first_rows) == len(states)
         self._logits_RV = logits_RV
         self._first_rows = first_rows
         self._states = states
-        self._argmax_R: dict[int, int] = {}
+        self._argmax_R: dict[int, int] = {} if argmax_R is None else dict(enumerate(argmax_R))
 
     def choose(self, places: Sequence[_Place]) -> list[int]:
         """The next token at each place: the argmax, or Gumbel-argmax with the noise of its absolute position."""
         tokens = [-1] * len(places)
-        greedy, processed, drawn = self._by_kind(places)
+        greedy, checked, processed, drawn = self._by_kind(places)
         for index in greedy:
             tokens[index] = self._raw_argmax(places[index])
+        if checked:
+            _fill(tokens, checked, self._allowed_argmax([places[index] for index in checked]))
         if processed:
             logits_BV = self._masked_logits([places[index] for index in processed])
             _fill(tokens, processed, argmax_tokens(logits_BV))
@@ -132,27 +147,67 @@ class ProcessedLaws:
             _logprobs_of(row_V, token, state.params.logprobs) for row_V, token in zip(logprobs_TV, tokens, strict=True)
         ]
 
-    def _by_kind(self, places: Sequence[_Place]) -> tuple[list[int], list[int], list[int]]:
+    def _by_kind(self, places: Sequence[_Place]) -> tuple[list[int], list[int], list[int], list[int]]:
         greedy: list[int] = []
+        checked: list[int] = []
         processed: list[int] = []
         drawn: list[int] = []
         for index, place in enumerate(places):
             state = self._states[place.sequence]
+            if state.is_checked_greedy:
+                checked.append(index)
+                continue
             kind = greedy if state.is_plain_greedy else processed if state.params.is_greedy else drawn
             kind.append(index)
-        return greedy, processed, drawn
+        return greedy, checked, processed, drawn
 
     def _row(self, place: _Place) -> int:
         return self._first_rows[place.sequence] + place.node + 1
 
     def _raw_argmax(self, place: _Place) -> int:
-        if not self._argmax_R:
+        if self._row(place) not in self._argmax_R:
             rows = self._plain_greedy_rows()
             is_all = len(rows) == self._logits_RV.shape[0]
-            self._argmax_R = dict(
-                zip(rows, argmax_tokens(self._logits_RV if is_all else self._logits_RV[rows]), strict=True)
-            )
+            best = argmax_tokens(self._logits_RV if is_all else self._logits_RV[rows])
+            self._argmax_R.update(zip(rows, best, strict=True))
         return self._argmax_R[self._row(place)]
+
+    def _allowed_argmax(self, places: Sequence[_Place]) -> list[int]:
+        """The likeliest allowed token at each place; masks are computed only where the likeliest of all is forbidden."""
+        tokens = [-1] * len(places)
+        free: list[int] = []
+        for index, place in enumerate(places):
+            forced = self._grammar(place).forced(place.path)
+            if forced:
+                tokens[index] = forced[0]
+            else:
+                free.append(index)
+        best = self._raw_argmaxes([places[index] for index in free])
+        forbidden: list[int] = []
+        for index, token in zip(free, best, strict=True):
+            tokens[index] = token
+            if not self._grammar(places[index]).allows(places[index].path, token):
+                forbidden.append(index)
+        if forbidden:
+            _fill(tokens, forbidden, argmax_tokens(self._masked_logits([places[index] for index in forbidden])))
+        return tokens
+
+    def _raw_argmaxes(self, places: Sequence[_Place]) -> list[int]:
+        """The likeliest token at each place, whoever it belongs to."""
+        unknown = [place for place in places if self._row(place) not in self._argmax_R]
+        if unknown:
+            best = argmax_tokens(self._raw_logits(unknown))
+            self._argmax_R.update(zip((self._row(place) for place in unknown), best, strict=True))
+        return [self._argmax_R[self._row(place)] for place in places]
+
+    def _grammar(self, place: _Place) -> GrammarMatcher:
+        grammar = self._states[place.sequence].grammar
+        assert grammar is not None, "only sequences with a grammar are checked"
+        return grammar
+
+    def _raw_logits(self, places: Sequence[_Place]) -> Tensor:
+        rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)
+        return self._logits_RV.index_select(0, rows_B)
 
     def _plain_greedy_rows(self) -> list[int]:
         starts = sorted(set(self._first_rows))
@@ -161,9 +216,8 @@ class ProcessedLaws:
         return [row for start in starts if start in greedy for row in range(start, ends[start])]
 
     def _masked_logits(self, places: Sequence[_Place]) -> Tensor:
-        rows_B = torch.tensor([self._row(place) for place in places], device=self._logits_RV.device)
         states = [self._states[place.sequence] for place in places]
-        return process_logits(self._logits_RV.index_select(0, rows_B), states, [place.path for place in places])
+        return process_logits(self._raw_logits(places), states, [place.path for place in places])
 
     def _params(self, places: Sequence[_Place]) -> list[SamplingParams]:
         return [self._states[place.sequence].params for place in places]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from outrider.errors import SamplingError, nearest
+from outrider.sampling.constraint import StructuredOutputs
 
 __all__ = ["SamplingParams"]
 
@@ -16,7 +17,7 @@ __all__ = ["SamplingParams"]
 class SamplingParams:
     """How the next token is chosen, and when to stop. Names and meanings are vLLM's.
 
-    Order of processing at every position: masks (bad words, ``min_tokens``) and ``logit_bias``; repetition (prompt and
+    Order of processing at every position: masks (grammar, bad words, ``min_tokens``) and ``logit_bias``; repetition (prompt and
     output), presence and frequency (output) penalties; temperature; ``min_p``; ``top_k``; ``top_p`` on the renormalised
     rest.
 
@@ -40,6 +41,9 @@ class SamplingParams:
         n: independent choices for one prompt.
         logprobs: ``None`` for none; k >= 0 for the chosen token's log-probability and the k likeliest.
         logprobs_mode: ``raw`` (log-softmax of the target's logits) or ``processed`` (after all of the above).
+        structured_outputs: what the output must look like; a mapping with the fields of
+            :class:`outrider.sampling.constraint.StructuredOutputs` will do. It says where the output ends, so
+            ``min_tokens``, ``ignore_eos`` and bad words are refused beside it.
     """
 
     temperature: float = 0.0
@@ -61,12 +65,16 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.bad_words, str):
             object.__setattr__(self, "bad_words", (self.bad_words,))
+        constraint: object = self.structured_outputs
+        if isinstance(constraint, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(constraint))
         _check(self)
 
     @property
@@ -120,6 +128,30 @@ def _check(params: SamplingParams) -> None:
         )
     for token in params.stop_token_ids:
         _require(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids of 0 or more")
+    _check_constraint(params)
+
+
+def _check_constraint(params: SamplingParams) -> None:
+    """A constraint and another mask could leave no token at all, so they are refused together."""
+    constraint = params.structured_outputs
+    _require(
+        constraint is None or isinstance(constraint, StructuredOutputs),
+        "structured_outputs",
+        constraint,
+        "an object with one of json, json_object, regex, choice and grammar",
+    )
+    clashes = {
+        "min_tokens": params.min_tokens > 0,
+        "ignore_eos": params.ignore_eos,
+        "bad_words": bool(params.bad_words),
+        "bad_words_token_ids": bool(params.bad_words_token_ids),
+    }
+    for name, is_given in clashes.items():
+        if constraint is not None and is_given:
+            raise SamplingError(
+                f"{name} contradicts structured_outputs, which says what may come and where the output ends; "
+                f"leave out {name}, or write it into the constraint"
+            )
 
 
 def _check_numbers(params: SamplingParams) -> None:

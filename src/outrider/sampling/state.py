@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from outrider.errors import SamplingError
+from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 
 __all__ = ["SamplingState", "bad_word_ids", "check_token_ids"]
@@ -18,6 +19,8 @@ class SamplingState:
         seed, choice: key all noise, together with absolute positions.
         num_prompt, num_output: lengths; the next token's absolute position is their sum.
         is_plain_greedy: True if the next token is the argmax of the raw logits, always.
+        is_checked_greedy: True if it is that wherever the grammar allows it.
+        grammar: where the output stands in its grammar, ``None`` without one.
     """
 
     __slots__ = (
@@ -27,6 +30,8 @@ class SamplingState:
         "_early_banned",
         "_output",
         "choice",
+        "grammar",
+        "is_checked_greedy",
         "is_plain_greedy",
         "num_output",
         "num_prompt",
@@ -61,9 +66,20 @@ class SamplingState:
         self._early_banned = _early_banned(params, eos_token_ids, vocab_size)
         has_masks = bool(sequences or self._early_banned or params.logit_bias)
         self.is_plain_greedy = params.is_greedy and not has_masks and not params.has_penalties
+        self.is_checked_greedy = False
+        self.grammar: GrammarMatcher | None = None
+
+    def constrain(self, grammar: GrammarMatcher) -> None:
+        """From here on the output must match this grammar; before anything is committed."""
+        assert self.grammar is None and self.num_output == 0
+        self.grammar = grammar
+        self.is_checked_greedy, self.is_plain_greedy = self.is_plain_greedy, False
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Append output tokens to the history."""
+        tokens = tuple(tokens)
+        if self.grammar is not None:
+            self.grammar.commit(tokens)
         for token in tokens:
             self._output.append(token)
             if self.params.has_penalties:
