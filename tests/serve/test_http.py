@@ -238,7 +238,6 @@ def test_async_requests_side_by_side(scripted: LiveServer) -> None:
         ({"stop_token_ids": [99999]}, 400, None, "99999"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
         ({"n": 128, "temperature": 1, "prompt": "x"}, 400, "prompt", "unknown"),
-        ({"tools": [WEATHER], "tool_choice": "required"}, 400, "tool_choice", "cannot be forced"),
         ({"messages": []}, 400, "prompt", "no messages"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role", "did you mean 'user'"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, 400, "messages[0].name", "template"),
@@ -270,6 +269,20 @@ def test_an_ability_that_the_engine_lacks_is_refused_by_name(scripted: LiveServe
             assert response.status_code == 200
         else:
             assert response.status_code == 400 and response.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_calls_can_be_forced_where_the_engine_can_constrain(scripted: LiveServer, choice: Any) -> None:
+    body = {"messages": user("anything"), "tools": TOOLS, "tool_choice": choice, "temperature": 0, "max_tokens": 120}
+    response = scripted.post("/v1/chat/completions", body)
+    if "structured_outputs" not in scripted.service.worker.bridge.abilities:
+        assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
+        return
+    said = response.json()["choices"][0]
+    names = {call["function"]["name"] for call in said["message"]["tool_calls"]}
+    assert names <= {"weather", "clock"} and said["message"]["content"] is None
+    both = scripted.post("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
+    assert both.status_code == 400 and both.json()["error"]["param"] == "tool_choice"
 
 
 def test_errors_through_the_client(client: openai.OpenAI) -> None:

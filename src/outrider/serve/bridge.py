@@ -6,7 +6,7 @@ which the engine lacks is refused by the field's name; nothing else in ``serve``
 =====================  ====================================================================================
 ability                what it takes
 =====================  ====================================================================================
-``speculation``        ``Engine.submit(..., speculation=Speculation)``: per request on or off, k, drafter
+``speculation``        ``Engine.submit(..., speculation=...)``: per request on or off, most draft tokens, drafter
 ``structured_outputs``  ``SamplingParams(structured_outputs=...)``: JSON schema, regex, choice, grammar
 ``prediction``         ``Engine.submit(..., prediction=...)``: text that is drafted
 ``scope``              ``Engine.submit(..., scope=...)``: who may share cached prefixes with whom
@@ -15,9 +15,10 @@ ability                what it takes
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from outrider.engine.engine import Engine
@@ -111,10 +112,9 @@ class Bridge:
         params = job.params
         if job.structured_outputs is not None:
             params = replace(params, **{"structured_outputs": job.structured_outputs})
-        optional = {"scope": job.scope, "speculation": job.speculation, "prediction": job.prediction}
+        wishes = None if job.speculation.is_default else _engine_speculation(job.speculation)
+        optional = {"scope": job.scope, "speculation": wishes, "prediction": job.prediction}
         given = {name: optional[name] for name in self._submit_names}
-        if job.speculation.is_default:
-            given.pop("speculation", None)
         submit: Any = self.engine.submit
         submit(list(job.prompt), params, id=job.id, **given)
 
@@ -138,6 +138,16 @@ class Bridge:
         if callable(snapshot):
             return _plain(snapshot())
         return {"pass_ms_by_rows": dict(zip(map(str, planner.costs.rows), planner.costs.ms, strict=True))}
+
+
+def _engine_speculation(wishes: Speculation) -> Any:
+    """The engine's own form of a request's wishes, where it has one."""
+    given = {name: value for name, value in asdict(wishes).items() if value is not None}
+    try:
+        own: Any = importlib.import_module("outrider.engine.speculation").SpeculationParams
+    except ModuleNotFoundError:
+        return wishes
+    return own(**given)
 
 
 def _plain(value: Any) -> dict[str, Any]:

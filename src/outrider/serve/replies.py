@@ -131,7 +131,7 @@ def finish_word(result: GenerationResult, *, num_calls: int = 0) -> str:
     Raises:
         ApiError: 500, the engine gave the choice up.
     """
-    if result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+    if result.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
         raise internal_error()
     if num_calls and result.finish_reason is FinishReason.STOP:
         return "tool_calls"

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.engine.engine import Engine
@@ -23,7 +23,7 @@ from outrider.serve.errors import ApiError, api_error, bad_request
 from outrider.serve.protocol import ChatRequest, ChosenTool, CompletionRequest, SharedFields
 from outrider.serve.replies import Reply, ReplyContext
 from outrider.serve.sampling import constraint_of, most_tokens, sampling_of, speculation_of
-from outrider.serve.tools import ToolParser, call_style
+from outrider.serve.tools import ToolParser, call_grammar, call_style
 from outrider.serve.worker import Stream, Worker
 
 __all__ = ["Caller", "Prepared", "Service"]
@@ -86,13 +86,12 @@ class Service:
             ApiError, OutriderError: what the client must change.
         """
         self._check_shared(request)
-        if isinstance(request.tool_choice, ChosenTool) or request.tool_choice == "required":
-            raise bad_request(
-                "tool_choice is not possible; allowed: 'auto', 'none' (calls cannot be forced)", param="tool_choice"
-            )
         prompts = [chat_prompt(request, self.tokenizer)]
         top = (request.top_logprobs or 0) if request.logprobs else None
+        forced = self._forced_calls(request)
         jobs, context = self._jobs(request, prompts, caller, prefix="chatcmpl", top_logprobs=top)
+        if forced is not None:
+            jobs = [replace(job, structured_outputs=forced) for job in jobs]
         has_tools = bool(request.tools) and request.tool_choice != "none"
         reply = ChatReply(context, (lambda: self._tool_parser(request)) if has_tools else None)
         return self._prepared(request, jobs, reply)
@@ -205,6 +204,29 @@ class Service:
         return bad_request(
             f"{given} outputs are asked for in one request; allowed: at most {self.config.max_choices}", param=param
         )
+
+    def _forced_calls(self, request: ChatRequest) -> dict[str, Any] | None:
+        """The constraint of a ``tool_choice`` that asks for calls, ``None`` where the model decides.
+
+        Raises:
+            ApiError: 400, this engine cannot constrain, or the answer is constrained already.
+        """
+        choice = request.tool_choice
+        if choice in (None, "none", "auto"):
+            return None
+        if "structured_outputs" not in self.worker.bridge.abilities:
+            message = "tool_choice is not possible; allowed: 'auto', 'none' (this server cannot force calls)"
+            raise bad_request(message, param="tool_choice")
+        if constraint_of(request) is not None:
+            message = "tool_choice asks for calls, so response_format and structured_outputs must be left out"
+            raise bad_request(message, param="tool_choice")
+        tools = [tool.raw for tool in request.tools or ()]
+        is_parallel = request.parallel_tool_calls is not False
+        if isinstance(choice, ChosenTool):
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+            is_parallel = False
+        style = call_style(self.config.tool_format, self.tokenizer)
+        return {"grammar": call_grammar(tools, style=style, is_parallel=is_parallel)}
 
     def _tool_parser(self, request: ChatRequest) -> ToolParser:
         return ToolParser(
