@@ -8,11 +8,13 @@ from __future__ import annotations
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
+from tests.mutants.serving import SERVING
 
 __all__ = ["GROUPS", "MUTANTS"]
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "laws": (*VERIFIERS, *NOISE, *SAMPLERS),
     "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
+    "serving": SERVING,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)
