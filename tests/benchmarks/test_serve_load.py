@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from benchmarks.load.client import Client
 from benchmarks.load.host import PlannerSwitch
 from benchmarks.load.slices import SliceResult, parse_arm, run_slice
 from benchmarks.load.soak import SoakResult, soak
 from benchmarks.serve_load import MIXES, compare_arms
+
 from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
