@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from tests.models import _files
 VOCAB = len(_files.TOKENS)
 EOS = 2
 CERTAIN = 30.0
+CLIENT = httpx.Client(timeout=60)
+"""One for all: making one reads certificates, which takes longer than most requests here."""
 
 WEATHER = {
     "type": "function",
@@ -126,7 +129,8 @@ class LiveServer:
         return len(batch.running) + len(batch.waiting)
 
     def post(self, path: str, body: Mapping[str, Any], **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        headers = {"content-type": "application/json", **more.pop("headers", {})}
+        return CLIENT.post(self.url + path, content=json.dumps(body).encode(), headers=headers, **more)
 
     def chat(self, content: str, **fields: Any) -> dict[str, Any]:
         """The response to one user's message."""
@@ -173,7 +177,5 @@ def serving(
 
 def sse(text: str) -> list[Any]:
     """Data of a stream's events; the last one is ``[DONE]``."""
-    import json
-
     parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
     return [part if part == "[DONE]" else json.loads(part) for part in parts]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest
-from tests.serve.support import CLOCK, WEATHER, LiveServer, sse
+from tests.serve.support import CLIENT, CLOCK, WEATHER, LiveServer, sse
 
 NUMBERS = st.one_of(st.integers(-3, 200), st.floats(allow_nan=False, width=32), st.just(2**70))
 TEXTS = st.one_of(
@@ -73,7 +73,7 @@ def bodies(draw: Any) -> dict[str, Any]:
 @settings(
     derandomize=True,
     deadline=None,
-    max_examples=120,
+    max_examples=70,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def check(on: LiveServer, client: httpx.Client, body: dict[str, Any], path: str) -> None:
@@ -101,8 +101,8 @@ def test_no_body_makes_a_fault(on: LiveServer) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_make_a_fault(scripted: LiveServer, raw: bytes) -> None:
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{scripted.url}/v1/chat/completions", content=raw, headers=headers, timeout=20)
+    response = CLIENT.post(f"{scripted.url}/v1/chat/completions", content=raw, headers=headers, timeout=20)
     assert response.status_code == 400 and response.json()["error"]["message"]

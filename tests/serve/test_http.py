@@ -15,7 +15,7 @@ import pytest
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
 from outrider.serve.tools import ToolParser
-from tests.serve.support import CLOCK, EOS, SCRIPTS, TWO_CALLS, WEATHER, LiveServer, ScriptedModel, serving, sse
+from tests.serve.support import CLIENT, CLOCK, EOS, SCRIPTS, TWO_CALLS, WEATHER, LiveServer, ScriptedModel, serving, sse
 
 ASK = "weather in Oslo and the time in Lima"
 TOOLS: Any = [WEATHER, CLOCK]
@@ -294,16 +294,16 @@ def test_errors_through_the_client(client: openai.OpenAI) -> None:
 
 
 def test_paths_methods_and_bodies(scripted: LiveServer) -> None:
-    get = httpx.get(f"{scripted.url}/v1/chat/completion")
+    get = CLIENT.get(f"{scripted.url}/v1/chat/completion")
     assert get.status_code == 404 and "/v1/chat/completions" in get.json()["error"]["message"]
-    assert httpx.get(f"{scripted.url}/v1/completions").status_code == 405
-    assert httpx.post(f"{scripted.url}/v1/completions", content=b"{}").status_code == 415
-    broken = httpx.post(f"{scripted.url}/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    assert CLIENT.get(f"{scripted.url}/v1/completions").status_code == 405
+    assert CLIENT.post(f"{scripted.url}/v1/completions", content=b"{}").status_code == 415
+    broken = CLIENT.post(f"{scripted.url}/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert broken.status_code == 400 and broken.json()["error"]["code"] == "invalid_json"
-    assert httpx.get(f"{scripted.url}/health").json() == {"status": "ok"}
+    assert CLIENT.get(f"{scripted.url}/health").json() == {"status": "ok"}
     named = scripted.post("/v1/completions", {"prompt": "x"}, headers={"x-request-id": "mine-1"})
     assert named.headers["x-request-id"] == "mine-1" and named.json()["id"] == "cmpl-mine-1"
-    assert httpx.get(f"{scripted.url}/health", headers={"host": "evil.example"}).status_code == 403
+    assert CLIENT.get(f"{scripted.url}/health", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_the_end_of_a_prompt_is_kept(scripted: LiveServer) -> None:
@@ -316,7 +316,7 @@ def test_the_end_of_a_prompt_is_kept(scripted: LiveServer) -> None:
 def test_metrics_and_status(scripted: LiveServer) -> None:
     scripted.chat("a long story", temperature=0)
     scripted.chat("a long story", temperature=0)
-    text = httpx.get(f"{scripted.url}/metrics").text
+    text = CLIENT.get(f"{scripted.url}/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     labels = 'engine="0",model_name="table"'
 
@@ -340,7 +340,7 @@ def test_metrics_and_status(scripted: LiveServer) -> None:
         "vllm:time_to_first_token_seconds_count"
     )
     assert value("outrider_http_requests_total", 'path="/v1/chat/completions",status="200"') >= 2
-    status = httpx.get(f"{scripted.url}/outrider/status").json()
+    status = CLIENT.get(f"{scripted.url}/outrider/status").json()
     assert status["load"]["running"] == 0 and status["speculation"]["accepted"] == accepted
     assert sum(status["planner"]["draft_tokens_chosen"].values()) >= status["load"]["passes"] > 0
 
@@ -348,11 +348,11 @@ def test_metrics_and_status(scripted: LiveServer) -> None:
 def test_a_client_that_goes_away_frees_its_place(scripted: LiveServer) -> None:
     cancelled = scripted.service.worker.tally.cancelled
     body = {"messages": user("never ends"), "temperature": 0, "stream": True}
-    with httpx.stream("POST", f"{scripted.url}/v1/chat/completions", json=body) as response:
+    with CLIENT.stream("POST", f"{scripted.url}/v1/chat/completions", json=body) as response:
         next(response.iter_lines())
     wait_until(lambda: scripted.service.worker.tally.cancelled == cancelled + 1)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{scripted.url}/v1/chat/completions", json={**body, "stream": False}, timeout=0.2)
+        CLIENT.post(f"{scripted.url}/v1/chat/completions", json={**body, "stream": False}, timeout=0.2)
     wait_until(lambda: scripted.service.worker.tally.cancelled == cancelled + 2)
     wait_until(lambda: scripted.num_cached_slots == 0)
     assert scripted.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
@@ -361,16 +361,16 @@ def test_a_client_that_goes_away_frees_its_place(scripted: LiveServer) -> None:
 def test_keys_open_the_server() -> None:
     keys = KeyRing([("ann", "secret-of-ann"), ("bob", "secret-of-bob")])
     with serving(ScriptedModel(), keys=keys) as server:
-        assert httpx.get(f"{server.url}/health").status_code == httpx.get(server.url).status_code == 200
+        assert CLIENT.get(f"{server.url}/health").status_code == CLIENT.get(server.url).status_code == 200
         for path in ("/metrics", "/outrider/status", "/v1/models", "/nowhere"):
-            assert httpx.get(server.url + path).status_code == 401
+            assert CLIENT.get(server.url + path).status_code == 401
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret-of-eve", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret-of-bob", max_retries=0)
         assert client.chat.completions.create(model="table", messages=user("x")).choices[0].message.content == "hello"
         # With keys a name of the host is no way in, so proxies may use their own.
         named = {"host": "api.example", "authorization": "Bearer secret-of-ann"}
-        assert httpx.get(f"{server.url}/v1/models", headers=named).status_code == 200
+        assert CLIENT.get(f"{server.url}/v1/models", headers=named).status_code == 200
 
 
 def test_limits() -> None:
@@ -380,7 +380,7 @@ def test_limits() -> None:
     with serving(SlowModel(), config=config) as server:
         large = server.post("/v1/completions", {"prompt": "x" * 3000})
         assert large.status_code == 413 and "2048" in large.json()["error"]["message"]
-        chunked = httpx.post(
+        chunked = CLIENT.post(
             f"{server.url}/v1/completions",
             content=iter([b" " * 1500] * 2),
             headers={"content-type": "application/json"},
@@ -443,7 +443,7 @@ def test_a_fault_of_the_engine_is_500_and_the_server_goes_on(caplog: pytest.LogC
         assert response.status_code == 500 and "secret inside" not in response.text
         assert response.json()["error"]["type"] == "server_error" and "secret inside" in caplog.text
         assert server.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
-        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+        assert CLIENT.get(f"{server.url}/health").json() == {"status": "ok"}
 
 
 def test_the_parser_of_the_server_is_the_one_that_was_tested(scripted: LiveServer) -> None:

