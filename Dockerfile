@@ -7,10 +7,11 @@ FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# A CPU build of torch: the default one brings gigabytes of GPU libraries.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The default build of torch brings gigabytes of GPU libraries. If a package index of yours has a CPU build, name it:
+#   docker build --build-arg TORCH_INDEX=https://... -t outrider .
+ARG TORCH_INDEX=
 RUN python -m venv /opt/outrider \
- && /opt/outrider/bin/pip install --no-cache-dir --index-url ${TORCH_INDEX} torch==2.13.0 \
+ && /opt/outrider/bin/pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
  && /opt/outrider/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
 
 FROM python:3.12-slim
