@@ -11,7 +11,7 @@ COPY . .
 #   docker build --build-arg TORCH_INDEX=https://... -t outrider .
 ARG TORCH_INDEX=
 RUN python -m venv /opt/outrider \
- && /opt/outrider/bin/pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
+ && /opt/outrider/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep ^torch== constraints.txt)" \
  && /opt/outrider/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
 
 FROM python:3.12-slim
