@@ -149,11 +149,10 @@ def test_s8_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
 @pytest.mark.real_model
 def test_copying_is_drafted_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
     off, on = real
-    body = asked("Repeat exactly: one two three, one two three, one two three", max_tokens=16)
-    same(off, on, body)
-    numbers = on.post("/v1/chat/completions", body).json()["metrics"]
-    assert (
-        numbers["speculative_decoding"]["num_accepted_draft_tokens"] > 5
-        and numbers["outrider"]["tokens_per_pass"] > 1.2
-    )
-    assert off.post("/v1/chat/completions", body).json()["metrics"]["speculative_decoding"] is None
+    body = {"messages": asked("Repeat exactly: one two three, one two three, one two three")["messages"]}
+    body |= {"temperature": 0, "max_tokens": 14}
+    plain, drafted = (server.post("/v1/chat/completions", body).json() for server in (off, on))
+    assert plain["choices"] == drafted["choices"] and plain["metrics"]["speculative_decoding"] is None
+    numbers = drafted["metrics"]
+    assert numbers["speculative_decoding"]["num_accepted_draft_tokens"] > 2
+    assert numbers["outrider"]["tokens_per_pass"] > 1.1
