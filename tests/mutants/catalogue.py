@@ -11,6 +11,7 @@ from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
 from tests.mutants.scheduling import SCHEDULERS
+from tests.mutants.serving import SERVING
 
 __all__ = ["GROUPS", "MUTANTS"]
 
@@ -20,5 +21,6 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
     "scheduling": SCHEDULERS,
     "grammars": GRAMMARS,
+    "serving": SERVING,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

@@ -12,7 +12,7 @@ A flag wins over the file, the file over the default. Keys of the file are the f
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,15 @@ from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError, SamplingError, nearest
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["DEFAULT_TARGET", "Settings", "build_sampling", "flags_of", "resolve_settings"]
+__all__ = [
+    "DEFAULT_TARGET",
+    "RUN_AND_ENGINE_KEYS",
+    "Settings",
+    "build_sampling",
+    "flags_of",
+    "read_config",
+    "resolve_settings",
+]
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -247,7 +255,9 @@ _ENGINE_KEYS = {f.name: f.name for f in fields(EngineConfig) if f.name != "max_b
     "batch_size": "max_batch_size"
 }
 _SAMPLING_KEYS = tuple(f.name for f in fields(SamplingParams))
-_KNOWN_KEYS = (*_RUN_KEYS, *_ENGINE_KEYS, *_SAMPLING_KEYS)
+RUN_AND_ENGINE_KEYS = (*_RUN_KEYS, *_ENGINE_KEYS)
+"""Keys of a configuration file that say what runs and how, without the sampling fields of a request."""
+_KNOWN_KEYS = (*RUN_AND_ENGINE_KEYS, *_SAMPLING_KEYS)
 _TYPES: dict[str, type] = {
     "target": str,
     "draft": str,
@@ -297,7 +307,7 @@ def resolve_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     Raises:
         ConfigError: a file that cannot be read, an unknown key, a value of the wrong kind or out of range.
     """
-    values = {**_read_config(config), **flags}
+    values = {**read_config(config, _KNOWN_KEYS), **flags}
     engine = EngineConfig.from_dict({_ENGINE_KEYS[key]: values[key] for key in values if key in _ENGINE_KEYS})
     sampling = {key: values[key] for key in values if key in _SAMPLING_KEYS}
     if "logit_bias" in sampling:
@@ -306,7 +316,12 @@ def resolve_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     return Settings(engine=engine, sampling=build_sampling(sampling), **run)
 
 
-def _read_config(path: Path | None) -> dict[str, Any]:
+def read_config(path: Path | None, known: Sequence[str]) -> dict[str, Any]:
+    """Values of a TOML file, ``{}`` for none.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or holds a key that is not ``known``.
+    """
     if path is None:
         return {}
     try:
@@ -316,8 +331,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} is not TOML: {error}") from None
     for key in values:
-        if key not in _KNOWN_KEYS:
-            hint = nearest(key, _KNOWN_KEYS) or f"; allowed: {', '.join(_KNOWN_KEYS)}"
+        if key not in known:
+            hint = nearest(key, known) or f"; allowed: {', '.join(known)}"
             raise ConfigError(f"config file {path}: key {key!r} is unknown{hint}")
     return values
 

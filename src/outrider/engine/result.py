@@ -105,7 +105,8 @@ class GenerationResult:
 class StreamEvent:
     """A piece of a running choice: text that will never change again, the tokens committed since the last event.
 
-    The last event of a choice carries its ``result``; joined ``text`` of all events equals ``result.text``.
+    The last event of a choice carries its ``result``; joined ``text`` of all events equals ``result.text``, joined
+    ``logprobs`` (``None`` if none were asked for) ``result.logprobs``.
     """
 
     id: str
@@ -114,3 +115,4 @@ class StreamEvent:
     token_ids: tuple[int, ...]
     report: StepReport | None = None
     result: GenerationResult | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -187,6 +187,7 @@ class LiveSequence:
             token_ids=tokens,
             report=report,
             result=result,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs[len(self.logprobs) - len(tokens) :]),
         )
 
     def result(self, *, drafter: str, settings: dict[str, Any]) -> GenerationResult:

@@ -83,6 +83,15 @@ class Tokenizer:
         return self._chat.hash
 
     @property
+    def tool_rendering(self) -> ToolRendering:
+        """Who renders tools: the template, or :mod:`outrider.models.chat`."""
+        return self._chat.tool_rendering
+
+    def template_mentions(self, word: str) -> bool:
+        """True if the source of the chat template, or of the one for tools, holds ``word``."""
+        return any(word in source for source in (self._chat.source, self._chat.tool_source) if source)
+
+    @property
     def has_chat_template(self) -> bool:
         """True if the model's files hold a chat template."""
         return self._chat.source is not None

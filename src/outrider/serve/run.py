@@ -1,0 +1,90 @@
+"""Listens, serves, and ends without losing what was accepted."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+from outrider.serve.app import create_app
+from outrider.serve.auth import KeyRing
+from outrider.serve.config import ServeConfig
+
+__all__ = ["Listener", "bind", "serve"]
+
+logger = logging.getLogger("outrider.serve")
+
+
+def bind(config: ServeConfig) -> socket.socket:
+    """A bound socket, so that a port that is taken is known before the model is loaded.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {config.host} --port {config.port} cannot be had: {error.strerror}; give another, or --port 0"
+        ) from None
+    return bound
+
+
+class Listener(uvicorn.Server):
+    """A server that says when it is ready and when it begins to end.
+
+    Args:
+        config: uvicorn's own.
+        on_ready: called once requests are taken.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: nothing new is taken, what was accepted is finished; a second one ends at once."""
+        if not self.should_exit:
+            logger.warning("%s: running requests are finished first", signal.Signals(sig).name)
+        super().handle_exit(sig, frame)
+
+
+def serve(
+    engine: Engine, bound: socket.socket, *, config: ServeConfig, keys: KeyRing, on_ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; what was accepted by then is finished within the drain's time."""
+    app = create_app(engine, config=config, keys=keys)
+    settings = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
+    )
+    # Once it has drained uvicorn raises the signal again for whoever was there before it; SIGTERM is then done with.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        Listener(settings, on_ready).run(sockets=[bound])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        bound.close()
