@@ -46,7 +46,7 @@ from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_target
 from outrider.models.native import NativeTarget
 
-__all__ = ["DRAFTERS", "make_drafter"]
+__all__ = ["DRAFTERS", "make_drafter", "parse_spec"]
 
 DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random")
 """Names that are not models."""
@@ -79,7 +79,7 @@ def make_drafter(
         ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
         DataError: a file of past answers that cannot be read.
     """
-    name, options = _parse(spec)
+    name, options = parse_spec(spec)
     if name == "none":
         _refuse_unknown(spec, options, ())
         return None
@@ -99,7 +99,7 @@ def make_drafter(
     return LMDrafter(model, name=name, tree=shape, vocab_size=target.spec.vocab_size)
 
 
-def _parse(spec: str) -> tuple[str, dict[str, str]]:
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Name (with the ``8`` of ``slice:8``) and options. A model's path may hold colons, and equals signs before them."""
     if not spec.strip():
         raise ConfigError(f"the drafter's name is empty; give one of {', '.join(DRAFTERS)}, or a model")

@@ -85,6 +85,7 @@ class HeadInfo:
         data: summary of the training data. training: the recipe.
         hidden_statistics: mean and spread of each tap on the training data, to recognise a target that has changed.
         acceptance: what was measured on held-out prompts.
+        record: of tensors and answers, to compare with what is found later (:mod:`outrider.drafters.head_record`).
     """
 
     target_name: str
@@ -94,6 +95,7 @@ class HeadInfo:
     training: Mapping[str, Any] = field(default_factory=dict)
     hidden_statistics: Mapping[str, Any] = field(default_factory=dict)
     acceptance: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def for_target(target: HeadTarget, **known: Mapping[str, Any]) -> HeadInfo:
