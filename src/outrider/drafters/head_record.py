@@ -37,25 +37,32 @@ def tap_statistics(taps_RD: Tensor) -> dict[str, Any]:
         "norm_mean": float(norms_R.mean()),
         "norm_std": float(norms_R.std()),
         "norm_median": float(norms_R.median()),
-        "direction": [round(float(value), 5) for value in _signs(len(mean_D)) @ mean_D],
+        "direction": [round(float(value), 5) for value in _signs(_NUM_SIGNS, len(mean_D)) @ mean_D],
     }
 
 
-def _signs(width: int) -> Tensor:
-    """Sixteen rows of +1 and -1 over the square root of the width, made by arithmetic alone, the same everywhere."""
-    places = torch.arange(_NUM_SIGNS * width, dtype=torch.int64)
+def _signs(num_rows: int, width: int) -> Tensor:
+    """Rows of +1 and -1 over the square root of the width, made by arithmetic alone, the same everywhere."""
+    places = torch.arange(num_rows * width, dtype=torch.int64)
     mixed = (places * 2654435761 + 40503) % 2**32
     mixed = ((mixed ^ (mixed >> 15)) * 668265263) % 2**32
-    return ((mixed >> 16) % 2 * 2 - 1).view(_NUM_SIGNS, width).float() / width**0.5
+    return ((mixed >> 16) % 2 * 2 - 1).view(num_rows, width).float() / width**0.5
 
 
 def tensor_statistics(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Mean and root mean square of each floating-point tensor."""
+    """Root mean square of each floating-point tensor, and a sketch: its share along one fixed direction.
+
+    Of two independent tensors the sketches differ by about 1; rounding moves one by a thousandth.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
-            values = tensor.detach().float()
-            found[name] = {"mean": float(values.mean()), "rms": float(values.square().mean().sqrt())}
+            values = tensor.detach().float().flatten()
+            along = float(_signs(1, len(values))[0] @ values) * len(values) ** 0.5
+            found[name] = {
+                "rms": float(values.square().mean().sqrt()),
+                "sketch": along / max(float(values.norm()), 1e-9),
+            }
     return found
 
 

@@ -317,7 +317,9 @@ class _Run:
         is_best = found.tokens_per_pass > self._best
         if is_best:
             self._best, self._best_acceptance = found.tokens_per_pass, found
-            self._save_head({**measured, "measured_at_update": trainer.update, "target_precision": job.target.spec.precision})
+            self._save_head(
+                {**measured, "measured_at_update": trainer.update, "target_precision": job.target.spec.precision}
+            )
         rates = " ".join(f"{rate:.2f}" for rate in found.rates)
         self._report.say(
             f"update {trainer.update}, {self._positions} positions: {found.tokens_per_pass:.3f} tokens a pass, "

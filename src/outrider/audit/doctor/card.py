@@ -125,7 +125,11 @@ def checkpoint(info: HeadInfo, target: LoadedTarget, live: Mapping[int, Mapping[
     """
     spec = target.spec
     agreement = _directions(info, live)
-    words = "" if agreement is None else f"; directions of its hidden states agree with those at training to {agreement:.2f}"
+    words = (
+        ""
+        if agreement is None
+        else f"; directions of its hidden states agree with those at training to {agreement:.2f}"
+    )
     if not info.target_fingerprint:
         return replace(_CHECKPOINT, evidence=f"the folder names no fingerprint{words}")
     if info.target_fingerprint == spec.fingerprint:
@@ -211,7 +215,9 @@ def tensors(parts: Parts, *, is_low: bool) -> Finding:
     if noise:
         said = f"as even as random numbers, no direction stands out: {', '.join(noise[:6])}"
         return replace(_TENSORS, status=_status(True, is_low), evidence=said, weight=75)
-    return replace(_TENSORS, status="clear", evidence=f"{len(parts.tensors)} tensors, as recorded or with clear structure")
+    return replace(
+        _TENSORS, status="clear", evidence=f"{len(parts.tensors)} tensors, as recorded or with clear structure"
+    )
 
 
 def _renames(parts: Parts) -> str:
@@ -228,15 +234,20 @@ def _changed(parts: Parts) -> list[str]:
         then = recorded.get(name)
         if then is None:
             continue
-        gap = max(abs(now["rms"] - then["rms"]), abs(now["mean"] - then["mean"]))
-        if gap > 0.02 * max(then["rms"], 1e-9):
-            lines.append(f"{name} had root mean square {then['rms']:.4g} and has {now['rms']:.4g}")
+        is_other = abs(now["rms"] - then["rms"]) > 0.02 * then["rms"] or abs(now["sketch"] - then["sketch"]) > 0.1
+        if is_other:
+            lines.append(
+                f"{name} (root mean square {now['rms']:.4g} instead of {then['rms']:.4g}, sketch {now['sketch']:.2f} instead "
+                f"of {then['sketch']:.2f})"
+            )
     return lines
 
 
 def _noise(parts: Parts) -> list[str]:
     """Matrices whose largest singular value is no larger than that of independent random numbers of their variance."""
-    matrices = {n: t.float() for n, t in parts.tensors.items() if t.dim() == 2 and t.is_floating_point() and "embed" not in n}
+    matrices = {
+        n: t.float() for n, t in parts.tensors.items() if t.dim() == 2 and t.is_floating_point() and "embed" not in n
+    }
     return [name for name, matrix in matrices.items() if _largest(matrix) < _NOISE_EDGE * _edge(matrix)]
 
 
@@ -270,7 +281,9 @@ def answers(
     now = answer_statistics(tokens, texts, draft_ids=draft_ids.tolist(), common_ids=known)
     trained = float(then.get("covered", info.data.get("draft vocabulary covers", _USUAL_COVERAGE)))
     is_other = now["covered"] < trained - 0.1
-    words = [f"{_percent(now['covered'])} of the answers' tokens are in the draft vocabulary (training: {_percent(trained)})"]
+    words = [
+        f"{_percent(now['covered'])} of the answers' tokens are in the draft vocabulary (training: {_percent(trained)})"
+    ]
     if known:
         is_other = is_other or now["common"] < 0.6 * then["common"]
         words.append(

@@ -165,7 +165,13 @@ def _loading(parts: Parts, runs: _Runs, mended: Mended) -> list[Finding]:
             )
         )
     elif runs.refusal is not None and not parts.missing and not parts.broken:
-        cause = "vocabulary" if isinstance(runs.refusal, VocabularyMismatch) else "d2t" if "d2t" in str(runs.refusal) else "files"
+        cause = (
+            "vocabulary"
+            if isinstance(runs.refusal, VocabularyMismatch)
+            else "d2t"
+            if "d2t" in str(runs.refusal)
+            else "files"
+        )
         findings.append(_refused(parts, runs, cause))
     return findings
 
@@ -191,9 +197,7 @@ def _answers(parts: Parts, mended: Mended, greedy: LiveRun, *, is_low: bool) -> 
     return cards.answers(parts.info, greedy.answers, greedy.texts, ids, is_low=is_low)
 
 
-def _precision(
-    runs: _Runs, mended: Mended, wiring: Wiring, bench: Bench, best: Sequence[SpeculationStats]
-) -> Finding:
+def _precision(runs: _Runs, mended: Mended, wiring: Wiring, bench: Bench, best: Sequence[SpeculationStats]) -> Finding:
     """Does the head's own precision cost acceptance? Only where it is served in the wiring that was measured."""
     drafter = runs.drafter
     is_chain = isinstance(drafter, EagleDrafter) and drafter.tree is None and not drafter.min_prob
@@ -239,7 +243,9 @@ def _quantised(case: Case, parts: Parts, mended: Mended, best: Sequence[Speculat
     other = Bench(parts, target, table_VD, [pairs[i] for i in kept], num_draft_tokens=case.num_draft_tokens)
     after = other.score(mended.wiring) if kept else None
     if after is None or len(after) != len(best):
-        return replace(base, status="not checked", evidence=f"{base.evidence}; the answers in {full} cannot be compared")
+        return replace(
+            base, status="not checked", evidence=f"{base.evidence}; the answers in {full} cannot be compared"
+        )
     gain = compare(best, after)
     status = "proved" if gain.is_proved else "clear"
     return replace(base, status=status, evidence=f"{base.evidence}; in {full}: {gain.to_text()}", gain=gain)

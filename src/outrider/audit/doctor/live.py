@@ -61,9 +61,7 @@ def run_live(
     num_draft_tokens: int,
 ) -> LiveRun:
     """Decode the prompts one after another, so many draft tokens in every step. Sampled requests get seeds 0, 1, 2, ..."""
-    config = EngineConfig(
-        num_draft_tokens=num_draft_tokens, schedule="fixed", max_batch_size=1, num_cached_prefixes=0
-    )
+    config = EngineConfig(num_draft_tokens=num_draft_tokens, schedule="fixed", max_batch_size=1, num_cached_prefixes=0)
     engine = Engine(target, drafter=drafter, config=config, entropy=iter(range(1 << 30)).__next__)
     results = engine.generate([list(prompt) for prompt in prompts], params)
     drafting = [step.draft_ms for result in results for step in result.steps if step.drafter]

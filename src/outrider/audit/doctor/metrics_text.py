@@ -239,7 +239,9 @@ def _against_card(counts: ServedCounts, info: HeadInfo | None) -> Finding:
     steps, card_steps = counts.steps or 1, max(int(info.acceptance.get("reached", [1])[0]), 1)
     first, trained = counts.unconditional[0], float(card[0])
     noise = (trained * (1 - trained) / card_steps + first * (1 - first) / steps) ** 0.5
-    said = f"depth 1: {100 * first:.1f} % here, {100 * trained:.1f} % by the card, {3 * 100 * noise:.1f} % is three sigma"
+    said = (
+        f"depth 1: {100 * first:.1f} % here, {100 * trained:.1f} % by the card, {3 * 100 * noise:.1f} % is three sigma"
+    )
     return _set(base, is_found=first < trained - 3 * noise - 0.02, evidence=said)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from outrider.audit.doctor.case import Case, cost, renderings, temperature
 from outrider.audit.doctor.live import LiveRun, Speed

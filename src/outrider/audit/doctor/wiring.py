@@ -107,9 +107,7 @@ _VOCABULARY_TEXTS: Mapping[Vocabulary, tuple[str, str]] = {
 def _vocabularies(parts: Parts, now: Wiring) -> Iterator[Candidate]:
     for vocabulary, (title, remedy) in _VOCABULARY_TEXTS.items():
         if vocabulary != now.vocabulary and target_ids(parts, vocabulary) is not None:
-            yield Candidate(
-                cause="d2t", title=title, remedy=remedy, wiring=replace(now, vocabulary=vocabulary)
-            )
+            yield Candidate(cause="d2t", title=title, remedy=remedy, wiring=replace(now, vocabulary=vocabulary))
 
 
 def _padded(now: Wiring, size: int) -> Candidate:
