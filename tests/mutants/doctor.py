@@ -13,8 +13,8 @@ DOCTOR = (
     Mutant(
         name="replay_walk_forgets_the_bonus_token",
         file="audit/doctor/replay.py",
-        old="committed = min(kept + 1, size - start)",
-        new="committed = max(min(kept, size - start), 1)",
+        old="start += kept + 1",
+        new="start += max(kept, 1)",
         tests=(f"{REPLAY}::test_a_walk_by_hand",),
         why="a pass also commits the target's own token",
     ),

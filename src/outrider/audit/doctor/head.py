@@ -60,7 +60,7 @@ def examine_head(case: Case, folder: Path, window: int | None) -> DoctorReport:
     mended = mend(bench, wiring, cards.resembling_layers(parts.info, live), case.say)
     card = cards.Card.of(parts.info, case.num_draft_tokens)
     best = mended.stats or bench.plain()
-    is_low = card.is_missed(best) or card.is_missed(runs.served.stats)
+    is_low = card.is_missed(best)
     speed = case.speed(runs.served)
     findings = [
         *mended.findings,

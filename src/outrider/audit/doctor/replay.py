@@ -141,21 +141,23 @@ def draft_ids(head: EagleHead, text: AnsweredText, *, window: int, num_steps: in
 
 
 def walk(text: AnsweredText, says_KQ: Tensor) -> SpeculationStats:
-    """Decode along the answer with these draft tokens (target ids), as the engine counts it."""
+    """Decode along the answer with these draft tokens (target ids), as the engine counts it.
+
+    A draft never reaches the last token that is left, which the pass adds anyhow. (Where the engine does not know that an
+    answer is about to end, it may count that token as a draft; passes and tokens are the same.)
+    """
     answer, size = text.tokens, len(text.tokens)
     says, first = says_KQ.tolist(), text.num_prompt + 1
     stats = SpeculationStats()
     start = first
     while start < size:
-        depth = min(len(says), size - start)
+        depth = min(len(says), size - start - 1)
         kept = 0
         while kept < depth and says[kept][start - first] == answer[start + kept]:
             kept += 1
-        committed = min(kept + 1, size - start)
-        reached = min(kept + 1, depth)
-        part = SpeculationStats(passes=1, steps=1, committed=committed, drafted=depth, accepted=kept)
-        part.reached = [1] * reached
-        part.kept = [1] * kept + [0] * (reached - kept)
+        part = SpeculationStats(passes=1, steps=int(depth > 0), committed=kept + 1, drafted=depth, accepted=kept)
+        part.reached = [int(level <= kept) for level in range(depth)]
+        part.kept = [int(level < kept) for level in range(depth)]
         stats.merge(part)
-        start += committed
+        start += kept + 1
     return stats
