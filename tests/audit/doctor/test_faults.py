@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_two_mistakes_are_mended_one_after_the_other(target: LoadedTarget, head:
     assert report.acceptance["mended"] > 3
 
 
+def test_two_files_of_which_the_weights_are_right(target: LoadedTarget, head: Path, tmp_path: Path) -> None:
+    folder = edited(head, tmp_path / "head", lambda tensors: None)
+    values = json.loads((folder / "config.json").read_text())
+    values["head"]["norm_output"] = True
+    (folder / "config.json").write_text(json.dumps(values))
+    report = examine(case(target, folder))
+    assert first(report) == ("norm_flags", "proved") and "False in the weights" in report.found[0].title
+    assert "norm_output is False, but True in config.json" in report.found[1].evidence
+
+
 def as_ids(tensors: dict[str, Tensor]) -> None:
     tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
 
@@ -93,8 +104,8 @@ def test_d2t_read_the_other_way(
 def test_layers_that_the_config_does_not_name(target: LoadedTarget, head: Path, tmp_path: Path) -> None:
     folder = with_config(head, tmp_path / "head", lambda values: values["head"].pop("tap_layers"))
     report = examine(case(target, folder))
-    assert report.found[0].cause == "tap_layers" and not report.is_healthy
-    assert any("tap_layers is missing" in finding.evidence for finding in report.found)
+    assert first(report) == ("tap_layers", "refused") and not report.is_healthy
+    assert "tap_layers is missing" in report.found[0].evidence and "[1, 3, 5]" in report.found[0].remedy
 
 
 def dropped(tensors: dict[str, Tensor]) -> None:
@@ -188,7 +199,7 @@ def test_a_head_that_does_what_its_poor_card_says(target: LoadedTarget, head: Pa
 
     def poor(values: dict[str, Any]) -> None:
         values["acceptance"] = {"tokens_per_pass": 1.05, "kept_at_depth": [0.05, 0, 0, 0]}
-        values["record"], values["data"] = {}, {"draft vocabulary covers": 0.5}
+        values["record"], values["data"] = {}, {"draft vocabulary covers": 0.1}
 
     folder = with_config(head, tmp_path / "head", poor)
     report = examine(case(target, folder, prompts=prompts(seed=3, low=150, high=250)))

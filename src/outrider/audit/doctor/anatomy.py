@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from outrider.errors import ModelNotFound, WeightsError, nearest
 from outrider.models.base import TargetSpec
 from outrider.models.reading import parsing, read_json
 
-__all__ = ["Parts", "expected_tensors", "read_parts"]
+__all__ = ["Parts", "expected_tensors", "read_parts", "recorded_taps"]
 
 _CONFIG, _WEIGHTS, _SHAPE_KEY = "config.json", "model.safetensors", "eagle3"
 _MAPS = ("d2t", "t2d")
@@ -52,7 +52,7 @@ class Parts:
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = ()  # type: ignore[assignment]
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -70,7 +70,7 @@ class Parts:
             head = EagleHead(config)
         state = {}
         for name, wanted in head.state_dict().items():
-            found = self.tensors.get(self.renamed.get(name, name) if self.renamed else name)
+            found = self.tensors.get(self.renamed.get(name, name))
             if name in _MAPS:
                 state[name] = torch.zeros(wanted.shape, dtype=wanted.dtype)
             elif found is None or found.shape != wanted.shape:
@@ -95,17 +95,22 @@ def read_parts(folder: Path, spec: TargetSpec) -> Parts:
     if not (folder / _CONFIG).is_file() or not (folder / _WEIGHTS).is_file():
         raise ModelNotFound(f"{folder} holds no head; give the folder with its {_CONFIG} and {_WEIGHTS}")
     values = read_json(folder / _CONFIG)
-    config, guessed = _shape(values.get("head"), spec)
+    info = _info(values)
+    config, guessed = _shape(values.get("head"), recorded_taps(info) or default_taps(spec.num_layers))
     path = folder / _WEIGHTS
     with parsing(path, "safetensors file"), safe_open(path, framework="pt", device="cpu") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         written = json.loads((file.metadata() or {}).get(_SHAPE_KEY, "{}"))
     own = {} if config is None else config.to_json()
     stored = {name: value for name, value in written.items() if name in own and own[name] != value}
-    parts = Parts(
-        folder=folder, config=config, stored=stored, tensors=tensors, info=_info(values), guessed=guessed, renamed={}
-    )
+    parts = Parts(folder=folder, config=config, stored=stored, tensors=tensors, info=info, guessed=guessed)
     return parts if config is None else _compared(parts, parts.by_tensors(config))
+
+
+def recorded_taps(info: HeadInfo) -> tuple[int, ...]:
+    """Layers whose statistics were recorded at training, in the order of the taps."""
+    names = [name.removeprefix("tap ") for name in info.hidden_statistics]
+    return tuple(int(name) for name in names if name.isdecimal())
 
 
 def expected_tensors(config: EagleConfig) -> dict[str, tuple[int, ...]]:
@@ -128,13 +133,13 @@ def _compared(parts: Parts, config: EagleConfig) -> Parts:
     return replace(parts, missing=missing, unknown=unknown, broken=broken, renamed=renamed)
 
 
-def _shape(given: object, spec: TargetSpec) -> tuple[EagleConfig | None, dict[str, Any]]:
-    """The declared shape; taps that are missing are guessed as every engine guesses them."""
+def _shape(given: object, likely_taps: tuple[int, ...]) -> tuple[EagleConfig | None, dict[str, Any]]:
+    """The declared shape; taps that are missing are guessed."""
     known = {each.name: each for each in fields(EagleConfig)}
     values = {name: value for name, value in given.items() if name in known} if isinstance(given, dict) else {}
     guessed: dict[str, Any] = {}
     if "tap_layers" not in values:
-        guessed["tap_layers"] = list(default_taps(spec.num_layers))
+        guessed["tap_layers"] = list(likely_taps)
     needed = [name for name, each in known.items() if each.default is each.default_factory is MISSING]
     if any(name not in values and name not in guessed for name in needed):
         return None, guessed

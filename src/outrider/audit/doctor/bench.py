@@ -156,6 +156,7 @@ _TITLES = {
     "vocabulary": "Padded vocabulary",
     "tap_layers": "Layers that the head reads",
     "norm_flags": "Norm flags",
+    "files": "The head's two files",
     "window": "Positions that the head looks back at",
 }
 

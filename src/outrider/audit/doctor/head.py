@@ -159,7 +159,7 @@ def _loading(parts: Parts, runs: _Runs, mended: Mended) -> list[Finding]:
                 place="wiring",
                 status="refused",
                 title="The head does not say which layers it reads",
-                evidence=f"{runs.refusal}; guessed as the authors' heads have them: {parts.guessed['tap_layers']}",
+                evidence=f"{runs.refusal}; guessed: {parts.guessed['tap_layers']}",
                 remedy=f"set head.tap_layers to {fit}, which fitted best here",
                 weight=88,
             )

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from outrider.audit.doctor.anatomy import Parts
+from outrider.audit.doctor.anatomy import Parts, recorded_taps
 from outrider.drafters.eagle_config import EagleConfig, default_taps
 
 __all__ = ["NO_WINDOW", "Candidate", "Vocabulary", "Wiring", "candidates", "target_ids"]
@@ -72,6 +72,7 @@ def candidates(
         num_layers, target_vocab_size: of the target.
         looks_like: layers whose hidden states resemble those recorded at training, in the order of the taps; or none.
     """
+    yield from _as_stored(parts, now)
     yield from _vocabularies(parts, now)
     if now.config.target_vocab_size != target_vocab_size:
         yield _padded(now, target_vocab_size)
@@ -87,19 +88,43 @@ def candidates(
         )
 
 
+def _as_stored(parts: Parts, now: Wiring) -> Iterator[Candidate]:
+    """What the weights' file says, where config.json was changed behind its back."""
+    old = now.config.to_json()
+    changed = {name: value for name, value in parts.stored.items() if old[name] != value}
+    if not changed:
+        return
+    cause = (
+        "tap_layers"
+        if "tap_layers" in changed
+        else "norm_flags"
+        if any("norm" in name for name in changed)
+        else "files"
+    )
+    said = ", ".join(
+        f"{name} is {old[name]!r} in config.json and {value!r} in the weights" for name, value in changed.items()
+    )
+    yield Candidate(
+        cause=cause,
+        title=f"The head's two files disagree, and the weights are right: {said}",
+        remedy="take config.json and model.safetensors from the same head, or set in config.json what the weights say",
+        wiring=replace(now, config=EagleConfig.from_json({**old, **changed}, "the weights' copy of the head's shape")),
+    )
+
+
 _VOCABULARY_TEXTS: Mapping[Vocabulary, tuple[str, str]] = {
     "offsets": ("d2t holds offsets", "store d2t as offsets: target id = draft id + d2t[draft id]"),
     "ids": (
         "d2t holds token ids where offsets belong",
         "store d2t as offsets: subtract 0, 1, 2, ... from the ids that it holds",
     ),
-    "marked": (
-        "d2t does not lead to the tokens that t2d marks",
-        "make d2t anew from t2d: the marked ids, ascending, less 0, 1, 2, ...",
-    ),
     "offsets twice": (
         "d2t was read as ids: the stored offsets are offsets of offsets",
         "add 0, 1, 2, ... to d2t, and convert the head again with a tool that reads d2t as offsets",
+    ),
+    "marked": (
+        "d2t does not lead to the tokens that t2d marks",
+        "make d2t anew from t2d: the marked ids, ascending, less 0, 1, 2, ...",
     ),
 }
 
@@ -122,9 +147,7 @@ def _padded(now: Wiring, size: int) -> Candidate:
 
 def _taps(parts: Parts, now: Wiring, num_layers: int, looks_like: tuple[int, ...]) -> Iterator[Candidate]:
     given, usual = now.config.tap_layers, default_taps(num_layers)
-    names = [key.removeprefix("tap ") for key in parts.info.hidden_statistics]
-    named = tuple(int(name) for name in names if name.isdecimal())
-    others = [named, looks_like, usual]
+    others = [recorded_taps(parts.info), looks_like, usual]
     others += [tuple(tap + shift for tap in taps) for taps in (given, usual) for shift in (-1, 1)]
     others += [given[::-1], tuple(sorted(given))]
     others += [
