@@ -192,6 +192,15 @@ def test_h_a_folder_name_does_not_choose_the_method(run: Run, world: World, tmp_
     assert isinstance(make_drafter(str(head), world.opened), EagleDrafter)
 
 
+@pytest.mark.parametrize("key", ["draft_vocab_size", "eagle_aux_hidden_state_layer_ids"])
+def test_h_a_head_of_another_engine_is_sent_to_import(run: Run, tmp_path: Path, key: str) -> None:
+    folder = write_model(tmp_path / "their-head")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, key: 100}))
+    line = run("--draft", folder).refusal()
+    assert f"{folder}/config.json: key {key}" in line and f"outrider import {folder}" in line
+
+
 @pytest.mark.parametrize("name", ["settings.toml", "settings.json"])
 @pytest.mark.parametrize(
     ("key", "near"),

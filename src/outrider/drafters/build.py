@@ -31,7 +31,7 @@ from typing import TypeVar, get_args
 from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.head_folder import is_head_folder, load_head
+from outrider.drafters.head_folder import is_head_folder, load_head, refuse_foreign_head
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -223,6 +223,7 @@ def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) 
     head, _, layers = name.partition(":")
     if head == "slice":
         return _slice(name, layers, target, dtype)
+    refuse_foreign_head(name)
     model = _load(name, target, dtype=dtype, offline=offline)
     check_vocabulary(model, target)
     return model
