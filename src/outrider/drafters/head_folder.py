@@ -38,9 +38,9 @@ __all__ = [
     "check_head",
     "check_target",
     "is_head_folder",
-    "refuse_foreign_head",
     "load_head",
     "read_head",
+    "refuse_foreign_head",
     "save_head",
 ]
 
@@ -134,10 +134,10 @@ def refuse_foreign_head(path: str | Path) -> None:
     Raises:
         UnsupportedModel: the folder's ``config.json`` has keys that only such heads have.
     """
-    config = Path(path).expanduser() / _CONFIG
     try:
+        config = Path(path).expanduser() / _CONFIG
         keys = read_json(config).keys() if config.is_file() else ()
-    except (WeightsError, OSError, ValueError):
+    except (WeightsError, OSError, ValueError, RuntimeError):
         return
     for key in _FOREIGN_KEYS:
         if key in keys:
