@@ -46,7 +46,8 @@ def _signs(num_rows: int, width: int) -> Tensor:
     places = torch.arange(num_rows * width, dtype=torch.int64)
     mixed = (places * 2654435761 + 40503) % 2**32
     mixed = ((mixed ^ (mixed >> 15)) * 668265263) % 2**32
-    return ((mixed >> 16) % 2 * 2 - 1).view(num_rows, width).float() / width**0.5
+    signs: Tensor = ((mixed >> 16) % 2 * 2 - 1).view(num_rows, width).float()
+    return signs / width**0.5
 
 
 def tensor_statistics(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:

@@ -43,8 +43,8 @@ def test_traffic_that_does_not_repeat(target: LoadedTarget) -> None:
 
 def test_options_that_keep_a_drafter_quiet(target: LoadedTarget) -> None:
     loops = [[7 + index] * 30 for index in range(6)]
-    report = examine(case(target, "ngram:max_match=120,min_match=100", prompts=loops))
-    assert report.found[0].cause in ("options", "no_repetition")
+    report = examine(case(target, "ngram:max_match=64,min_match=60", prompts=loops))
+    assert (report.found[0].cause, report.found[0].status) == ("options", "proved"), report.to_json()
 
 
 def slow_copy(folder: Path) -> Path:

@@ -98,7 +98,8 @@ def _run(case: Case) -> _Runs:
 
 
 def _pairs(case: Case, greedy: LiveRun) -> list[Pair]:
-    pairs = [(prompt, answer) for prompt, answer in zip(case.prompts, greedy.answers, strict=True) if len(answer) > 1]
+    both = zip(case.prompts, greedy.answers, strict=True)
+    pairs: list[Pair] = [(prompt, answer) for prompt, answer in both if len(answer) > 1]
     if not pairs:
         raise DataError("every answer has one token, so nothing is ever drafted; give other requests, or more tokens")
     return pairs
@@ -247,8 +248,8 @@ def _quantised(case: Case, parts: Parts, mended: Mended, best: Sequence[Speculat
             base, status="not checked", evidence=f"{base.evidence}; the answers in {full} cannot be compared"
         )
     gain = compare(best, after)
-    status = "proved" if gain.is_proved else "clear"
-    return replace(base, status=status, evidence=f"{base.evidence}; in {full}: {gain.to_text()}", gain=gain)
+    said = f"{base.evidence}; in {full}: {gain.to_text()}"
+    return replace(base, status="proved" if gain.is_proved else "clear", evidence=said, gain=gain)
 
 
 def _report(

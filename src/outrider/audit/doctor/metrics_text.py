@@ -50,7 +50,7 @@ class ServedCounts:
     @property
     def conditional(self) -> list[float]:
         """For each depth, kept of the steps that kept everything before."""
-        reached = [self.steps or 0, *self.kept[:-1]]
+        reached = [self.steps or 0, *self.kept][: len(self.kept)]
         return [kept / before if before else 0.0 for kept, before in zip(self.kept, reached, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
