@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.mutants.audits import AUDITS
 from tests.mutants.grammars import GRAMMARS
+from tests.mutants.doctor import DOCTOR
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
@@ -22,5 +23,6 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "scheduling": SCHEDULERS,
     "grammars": GRAMMARS,
     "serving": SERVING,
+    "doctor": DOCTOR,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

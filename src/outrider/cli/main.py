@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import audit, demo, export, generate, models, serve, train
+from outrider.cli import audit, demo, doctor, export, generate, models, serve, train
 from outrider.errors import OutriderError
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="demo")(demo.demo)
 app.command(name="serve")(serve.serve)
+app.command(name="doctor", no_args_is_help=True)(doctor.doctor)
 app.command(name="models")(models.models)
 app.command(name="export", no_args_is_help=True)(export.export)
 app.command(name="import", no_args_is_help=True)(export.import_head)

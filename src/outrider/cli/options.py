@@ -11,6 +11,7 @@ A flag wins over the file, the file over the default. Keys of the file are the f
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -225,7 +226,9 @@ LogprobsMode = Annotated[
 # --- input and output
 Config = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="TOML file of these settings; flags win over it.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--config", "-c", help="TOML or JSON file of these settings; flags win over it.", rich_help_panel=OUTPUT
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.", rich_help_panel=OUTPUT)]
 Html = Annotated[
@@ -324,16 +327,26 @@ def read_config(path: Path | None, known: Sequence[str]) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not TOML: {error}") from None
+    values = _parsed(path)
     for key in values:
         if key not in known:
             hint = nearest(key, known) or f"; allowed: {', '.join(known)}"
             raise ConfigError(f"config file {path}: key {key!r} is unknown{hint}")
+    return values
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """What the file holds: JSON if its name ends so, else TOML."""
+    is_json = path.suffix.lower() == ".json"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if is_json else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} is not {'JSON' if is_json else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file {path} holds {type(values).__name__}; allowed: an object of settings")
     return values
 
 

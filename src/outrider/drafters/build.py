@@ -35,7 +35,7 @@ from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.forced import ForcedDrafter
-from outrider.drafters.head_folder import load_head
+from outrider.drafters.head_folder import load_head, refuse_foreign_head
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -52,7 +52,7 @@ from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_target
 from outrider.models.native import NativeTarget
 
-__all__ = ["DRAFTERS", "make_drafter"]
+__all__ = ["DRAFTERS", "make_drafter", "parse_spec"]
 
 DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random", "forced", "prediction")
 """Names that are not models."""
@@ -85,7 +85,7 @@ def make_drafter(
         ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
         DataError: a file of past answers that cannot be read.
     """
-    name, options = _parse(spec)
+    name, options = parse_spec(spec)
     if name == "none":
         _refuse_unknown(spec, options, ())
         return None
@@ -110,7 +110,7 @@ def make_drafter(
     return LMDrafter(model, name=name, tree=shape, vocab_size=target.spec.vocab_size)
 
 
-def _parse(spec: str) -> tuple[str, dict[str, str]]:
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Name (with the ``8`` of ``slice:8``) and options. A model's path may hold colons, and equals signs before them."""
     if not spec.strip():
         raise ConfigError(f"the drafter's name is empty; give one of {', '.join(DRAFTERS)}, or a model")
@@ -243,6 +243,7 @@ def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) 
     head, _, layers = name.partition(":")
     if head == "slice":
         return _slice(name, layers, target, dtype)
+    refuse_foreign_head(name)
     model = _load(name, target, dtype=dtype, offline=offline)
     check_vocabulary(model, target)
     return model

@@ -40,6 +40,7 @@ __all__ = [
     "is_head_folder",
     "load_head",
     "read_head",
+    "refuse_foreign_head",
     "save_head",
 ]
 
@@ -47,6 +48,7 @@ KIND = "eagle3"
 _CONFIG, _WEIGHTS, _README = "config.json", "model.safetensors", "README.md"
 EMBEDDING = "embed_tokens.weight"
 _SHAPE_KEY = "eagle3"
+_FOREIGN_KEYS = ("speculators_model_type", "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class HeadInfo:
         data: summary of the training data. training: the recipe.
         hidden_statistics: mean and spread of each tap on the training data, to recognise a target that has changed.
         acceptance: what was measured on held-out prompts.
+        record: of tensors and answers, to compare with what is found later (:mod:`outrider.drafters.head_record`).
     """
 
     target_name: str
@@ -94,6 +97,7 @@ class HeadInfo:
     training: Mapping[str, Any] = field(default_factory=dict)
     hidden_statistics: Mapping[str, Any] = field(default_factory=dict)
     acceptance: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def for_target(target: HeadTarget, **known: Mapping[str, Any]) -> HeadInfo:
@@ -122,6 +126,25 @@ def is_head_folder(path: str | Path) -> bool:
         return config.is_file() and read_json(config).get("kind") == KIND
     except (WeightsError, OSError, ValueError, RuntimeError):
         return False
+
+
+def refuse_foreign_head(path: str | Path) -> None:
+    """Say what to do with a head in another engine's layout, which as a model would be refused for a reason of no use.
+
+    Raises:
+        UnsupportedModel: the folder's ``config.json`` has keys that only such heads have.
+    """
+    try:
+        config = Path(path).expanduser() / _CONFIG
+        keys = read_json(config).keys() if config.is_file() else ()
+    except (WeightsError, OSError, ValueError, RuntimeError):
+        return
+    for key in _FOREIGN_KEYS:
+        if key in keys:
+            raise UnsupportedModel(
+                f"{config}: key {key} belongs to a head in another engine's layout; allowed: a head of Outrider's own; "
+                f"outrider import {path} --out HEAD makes one"
+            )
 
 
 def save_head(

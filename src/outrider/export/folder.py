@@ -43,6 +43,7 @@ ENGINES = {"vllm": VLLM, "sglang": SGLANG}
 
 _CONFIG, _WEIGHTS, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 _COPIED = "the target's, copied"
+_LATER_FIELD = "record"  # earlier exports do not have it
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ def _provenance(exported: Exported, checkpoint: Checkpoint | None) -> tuple[Head
     """What is known of the head, and its target's number of layers."""
     own = exported.own
     if own:
-        names = [each.name for each in fields(HeadInfo)]
+        names = [each.name for each in fields(HeadInfo) if each.name in own or each.name != _LATER_FIELD]
         missing = [name for name in names if name not in own]
         if missing:
             raise WeightsError(f"{exported.folder / _CONFIG}: {OWN_KEY}.{missing[0]} is missing; export the head again")

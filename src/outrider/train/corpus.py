@@ -58,6 +58,10 @@ class Text:
         end = max((index + 1 for index, flag in enumerate(trained) if flag), default=0)
         return replace(self, tokens=self.tokens[:end], trained=trained[:end])
 
+    def answer_tokens(self) -> list[int]:
+        """What an assistant wrote."""
+        return [token for token, flag in zip(self.tokens, self.trained, strict=True) if flag]
+
     @property
     def num_trained(self) -> int:
         """Tokens under the loss."""

@@ -25,6 +25,7 @@ import torch
 from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, save_head
+from outrider.drafters.head_record import answer_statistics, common_tokens, tap_statistics, tensor_statistics
 from outrider.errors import ConfigError
 from outrider.files import append_line, read_lines, replace_file
 from outrider.models.base import LoadedTarget
@@ -315,7 +316,9 @@ class _Run:
         is_best = found.tokens_per_pass > self._best
         if is_best:
             self._best, self._best_acceptance = found.tokens_per_pass, found
-            self._save_head({**measured, "measured_at_update": trainer.update, "target_precision": str(self._dtype)})
+            self._save_head(
+                {**measured, "measured_at_update": trainer.update, "target_precision": job.target.spec.precision}
+            )
         rates = " ".join(f"{rate:.2f}" for rate in found.rates)
         self._report.say(
             f"update {trainer.update}, {self._positions} positions: {found.tokens_per_pass:.3f} tokens a pass, "
@@ -339,24 +342,27 @@ class _Run:
             training=training,
             hidden_statistics=self._statistics,
             acceptance=acceptance,
+            record=self._record(),
         )
         save_head(job.out, self._trainer.head, info, dtype=torch.bfloat16)
 
     def _hidden_statistics(self) -> dict[str, Any]:
-        """Mean, spread and row norm of each tap over a few texts: a changed target shows itself here."""
+        """Of each tap over a few texts: a changed target shows itself here."""
         states = self._source.states(self._texts[:32])
-        taps_RAD = torch.cat([state.taps_SD for state in states]).float()
-        pieces = taps_RAD.chunk(len(self._job.shape.tap_layers), dim=-1)
-        found: dict[str, Any] = {"positions": taps_RAD.shape[0]}
-        for layer, piece in zip(self._job.shape.tap_layers, pieces, strict=True):
-            norms_R = piece.norm(dim=-1)
-            found[f"tap {layer}"] = {
-                "mean": float(piece.mean()),
-                "std": float(piece.std()),
-                "norm_mean": float(norms_R.mean()),
-                "norm_std": float(norms_R.std()),
-            }
-        return found
+        taps_RD = torch.cat([state.taps_SD for state in states])
+        layers = self._job.shape.tap_layers
+        pieces = zip(layers, taps_RD.chunk(len(layers), dim=-1), strict=True)
+        return {"positions": len(taps_RD), **{f"tap {layer}": tap_statistics(piece) for layer, piece in pieces}}
+
+    def _record(self) -> dict[str, Any]:
+        """What the head is made of, and what answers look like (those held out, if there are any)."""
+        tokenizer = self._job.target.tokenizer
+        answers = [text.answer_tokens() for text in self._held or self._texts]
+        texts = [] if tokenizer is None else [tokenizer.decode(answer) for answer in answers]
+        common = common_tokens(text.answer_tokens() for text in self._texts)
+        known = answer_statistics(answers, texts, draft_ids=self._vocabulary.ids, common_ids=common)
+        stored = {name: tensor.to(torch.bfloat16) for name, tensor in self._trainer.head.named_parameters()}
+        return {"tensors": tensor_statistics(stored), "answers": {**known, "common_ids": common}}
 
     def _finish(self) -> None:
         names = write_curves(self._job.out, f"Training of {self._job.out.name}", read_lines(self._log))
