@@ -114,6 +114,13 @@ class Counts(Rates):
         by_depth = {name: _sum_by_depth([getattr(part, name) for part in each]) for name in ("reached", "kept")}
         return Counts(**sums, **by_depth)  # type: ignore[arg-type]
 
+    def times(self, weight: float) -> Counts:
+        """The same passes so many times, or with this probability."""
+        values: dict[str, Any] = {name: getattr(self, name) * weight for name in _SUMMED}
+        for name in ("reached", "kept"):
+            values[name] = tuple(count * weight for count in getattr(self, name))
+        return Counts(**values)
+
     def conditional_rates(self) -> tuple[float | None, ...]:
         """kept / reached of each depth."""
         return tuple(k / r if r else None for k, r in zip(self._kept_everywhere(), self.reached, strict=True))
