@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import audit, demo, export, generate, models, train
+from outrider.cli import audit, demo, export, generate, measure, models, train
 from outrider.errors import OutriderError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="generate", no_args_is_help=True)(generate.generate)
+app.command(name="measure", no_args_is_help=True)(measure.measure)
 app.command(name="demo")(demo.demo)
 app.command(name="models")(models.models)
 app.command(name="export", no_args_is_help=True)(export.export)

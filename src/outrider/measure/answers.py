@@ -27,7 +27,7 @@ from outrider.models.base import Target
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["AnswerStore", "AnsweredText", "Question", "answer_all", "question_of", "recorded_text"]
+__all__ = ["AnswerStore", "AnsweredText", "Question", "answer_all", "kind_of", "question_of", "recorded_text"]
 
 _BUCKETS = (256, 512, 1024, 2048, 4096, 8192)
 _TOOL_MARKS = ("<tool_call>", "[TOOL_CALLS]", "<function=", "<|tool_call|>")
@@ -156,7 +156,7 @@ def _text(
     calls: bool = False,
     read: Tokenizer | None,
 ) -> AnsweredText:
-    kind = "tool call" if calls or (read is not None and _is_tool_call(read.decode(output))) else "prose"
+    kind = "tool call" if calls else "prose" if read is None else kind_of(read.decode(output))
     return AnsweredText(
         id=question.request.id,
         line=question.ask.row.line,
@@ -171,11 +171,11 @@ def _text(
     )
 
 
-def _is_tool_call(text: str) -> bool:
+def kind_of(text: str) -> str:
+    """``tool call`` if an answer looks like one, else ``prose``."""
     text = text.strip()
-    if any(mark in text for mark in _TOOL_MARKS):
-        return True
-    return text[:1] in ("{", "[") and '"name"' in text and ('"arguments"' in text or '"parameters"' in text)
+    is_json = text[:1] in ("{", "[") and '"name"' in text and ('"arguments"' in text or '"parameters"' in text)
+    return "tool call" if is_json or any(mark in text for mark in _TOOL_MARKS) else "prose"
 
 
 def _recorded_tokens(question: Question, answer: RecordedAnswer, tokenizer: Tokenizer | None) -> tuple[list[int], bool]:

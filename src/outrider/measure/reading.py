@@ -137,7 +137,7 @@ class TrafficReader:
         row = row_of(
             {**_mapped_request(request), "id": values.get("id", request.get("id"))},
             line=self.num_lines,
-            chat=self._chat,
+            chat="prompt" not in request,  # a completion's prompt is bare text
             keep_answers=True,
         )
         labels = {**labels_of(values), "turn": _turn(row.prompt)}

@@ -8,81 +8,43 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from outrider.device import one_torch_thread
-from outrider.drafters.base import Drafter, DrafterWithPath
+from outrider.drafters.base import Drafter
 from outrider.drafters.build import make_drafter
-from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine.config import MAX_DRAFT_TOKENS
 from outrider.engine.taps import wanted_taps
-from outrider.errors import ConfigError
-from outrider.measure.answers import AnsweredText, AnswerStore, Question, answer_all, question_of, recorded_text
+from outrider.errors import ConfigError, DataError
+from outrider.measure.answers import (
+    AnsweredText,
+    AnswerStore,
+    Question,
+    answer_all,
+    kind_of,
+    question_of,
+    recorded_text,
+)
+from outrider.measure.contenders import Contender, arms_of, remembers_answers
 from outrider.measure.live import LiveRun, decode_live
-from outrider.measure.reading import AnswerMode, TrafficReader
-from outrider.measure.record import Arm, MeasureResult, PassCosts, Piece, RequestRecord, Sample, SkippedRow, Source
-from outrider.measure.replay import draft_ms, refusal, replay_group, tree_shape
+from outrider.measure.reading import TrafficReader
+from outrider.measure.record import Arm, MeasureResult, PassCosts, RequestRecord, Sample, SkippedRow
+from outrider.measure.replay import draft_ms, refusal, replay_group
+from outrider.measure.samples import pieces_of
+from outrider.measure.settings import MeasureSettings, answers_made_from, provenance
 from outrider.measure.tally import Mark
 from outrider.measure.target_pass import ReadText, read_text
 from outrider.models.base import LoadedTarget
 from outrider.models.cost import time_passes
-from outrider.models.tokenizer import Tokenizer
-from outrider.sampling.params import SamplingParams
 
 __all__ = ["MeasureSettings", "Progress", "measure"]
 
 _NUM_CACHED = 256
 _TIMED_OUTPUT = 64
 _SAMPLES_A_DRAFTER = 6
-_LONGEST_SAMPLE = 400
-"""Output tokens of a sample: enough to look at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureSettings:
-    """What to measure, and how.
-
-    Attributes:
-        drafters: as :func:`outrider.drafters.build.make_drafter` takes them; ``none`` is always the baseline and needs no arm.
-        num_draft_tokens: lengths to try; drafters with a tree shape of their own are tried once, with the largest.
-        sampling: fields of requests that set none of their own.
-        source: ``replay`` or ``live``.
-        answers: whose answers are replayed.
-        limit: most requests that are measured; 0 measures all.
-        batch_size: requests that run side by side.
-        verification: as the engine's setting.
-        keeps_text: whether the result may hold what was said.
-        chat: wrap plain prompts as a user's message.
-        offline: fetch nothing.
-    """
-
-    drafters: tuple[str, ...] = ("ngram", "suffix")
-    num_draft_tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    source: Source = "replay"
-    answers: AnswerMode = "auto"
-    limit: int = 1000
-    batch_size: int = 16
-    verification: str = "auto"
-    keeps_text: bool = True
-    chat: bool = True
-    offline: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.drafters or not self.num_draft_tokens:
-            raise ConfigError("nothing to measure: give at least one --draft and one --num-draft-tokens")
-        for k in self.num_draft_tokens:
-            if not 1 <= k <= MAX_DRAFT_TOKENS:
-                raise ConfigError(f"num_draft_tokens {k} is not possible; allowed: 1 to {MAX_DRAFT_TOKENS}")
-        for name, low in (("limit", 0), ("batch_size", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} {getattr(self, name)} is not possible; allowed: {low} or more")
-        if len(set(self.drafters)) < len(self.drafters):
-            raise ConfigError("a --draft is given twice; give each once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +54,6 @@ class Progress:
     stage: str
     num_done: int
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Contender:
-    """A drafter and its arms, by length."""
-
-    drafter: Drafter
-    arms: dict[int, Arm]
-
-    @property
-    def watched(self) -> int:
-        """The length whose passes are shown as samples."""
-        return max(self.arms)
 
 
 @dataclass(slots=True)
@@ -161,9 +110,12 @@ class _Run:
         self._target, self._settings = target, settings
         self._tokenizer = target.tokenizer
         self._reader = TrafficReader(traffic, answers=settings.answers, chat=settings.chat)
-        self._store = AnswerStore(answers_path, self._made_from()) if settings.source == "replay" else None
+        self._store: AnswerStore | None = None
+        if settings.source == "replay":
+            self._store = AnswerStore(answers_path, answers_made_from(target, settings.sampling))
         self._on_progress = on_progress
         self._ledger = _Ledger()
+        self._prompts: set[int] = set()
         self._is_cut = False
 
     def replay(self) -> MeasureResult:
@@ -172,12 +124,11 @@ class _Run:
         layers = tuple(sorted({layer for each in contenders for layer in wanted_taps(each.drafter)}))
         keys = itertools.count()
         for group in self._groups():
-            for texts in self._answered(group):
-                reads = [read_text(self._target, text, layers) for text in texts]
-                for contender in contenders:
-                    self._score(contender, reads, keys)
-                self._note(reads)
-                self._tell("scoring")
+            reads = [read_text(self._target, text, layers) for text in self._answered(group)]
+            for contender in contenders:
+                self._score(contender, reads, keys)
+            self._note(reads)
+            self._tell("scoring")
         costs = self._costs(contenders, keys)
         return self._result(contenders, costs)
 
@@ -195,7 +146,7 @@ class _Run:
         self._ledger.num_measured = len(questions)
         return self._result(contenders, self._pass_costs({}))
 
-    def _contender(self, spec: str) -> _Contender:
+    def _contender(self, spec: str) -> Contender:
         drafter = self._make(spec)
         sampling, verification = self._settings.sampling, self._settings.verification
         reason = refusal(
@@ -203,7 +154,8 @@ class _Run:
         )
         if reason is not None and self._settings.source == "replay":
             raise ConfigError(f"drafter {spec!r} cannot be replayed: {reason}; give --live, or --seed")
-        return _Contender(drafter, _arms(spec, drafter, self._settings))
+        arms = arms_of(spec, drafter, self._settings.num_draft_tokens, sampling, verification)
+        return Contender(spec, drafter, arms)
 
     def _make(self, spec: str) -> Drafter:
         drafter = make_drafter(spec, self._target, offline=self._settings.offline)
@@ -227,15 +179,23 @@ class _Run:
                 self._ledger.skipped.append(question)
                 continue
             taken += 1
-            group.append(question)
+            group.append(self._marked(question))
             if len(group) == self._settings.batch_size:
                 yield group
                 group = []
         if group:
             yield group
 
-    def _answered(self, group: Sequence[Question]) -> Iterator[list[AnsweredText]]:
-        """The group's texts; nothing if none is left."""
+    def _marked(self, question: Question) -> Question:
+        """With a label if an earlier request had the very same prompt: such traffic flatters drafters that remember."""
+        key = hash(question.request.prompt)
+        if key in self._prompts:
+            return replace(question, labels={**question.labels, "traffic": "repeated"})
+        self._prompts.add(key)
+        return question
+
+    def _answered(self, group: Sequence[Question]) -> list[AnsweredText]:
+        """The group's texts, recorded or written now, in its order."""
         assert self._store is not None
         texts: dict[str, AnsweredText] = {}
         missing: list[Question] = []
@@ -257,17 +217,12 @@ class _Run:
             self._store,
             batch_size=self._settings.batch_size,
             tokenizer=self._tokenizer,
-            on_answer=self._count_answer,
+            on_answer=lambda num_tokens: self._tell("answering"),
         ):
             texts[text.id] = text
-        in_order = [texts[question.request.id] for question in group if question.request.id in texts]
-        if in_order:
-            yield in_order
+        return [texts[question.request.id] for question in group if question.request.id in texts]
 
-    def _count_answer(self, num_tokens: int) -> None:
-        self._tell("answering")
-
-    def _score(self, contender: _Contender, reads: Sequence[ReadText], keys: Iterator[int]) -> None:
+    def _score(self, contender: Contender, reads: Sequence[ReadText], keys: Iterator[int]) -> None:
         wanted = [read for read in reads if self._can_replay(contender, read)]
         if not wanted:
             return
@@ -298,7 +253,7 @@ class _Run:
             if scores.marks:
                 self._sample(text.id, contender.arms[contender.watched], text.output, scores.marks)
 
-    def _can_replay(self, contender: _Contender, read: ReadText) -> bool:
+    def _can_replay(self, contender: Contender, read: ReadText) -> bool:
         """A row's own sampling fields may ask for what cannot be replayed with this drafter."""
         params = read.text.params
         reason = refusal(
@@ -317,7 +272,7 @@ class _Run:
         ledger.num_tokens += sum(len(read.text.output) for read in reads)
         ledger.num_off_policy += sum(not read.is_on_policy for read in reads)
         ledger.agreement += [read.agreement for read in reads if read.agreement is not None]
-        if ledger.timed is None:
+        if ledger.timed is None and reads:
             longest = max(reads, key=lambda read: len(read.text.output))
             text = replace(longest.text, output=longest.text.output[:_TIMED_OUTPUT])
             ledger.timed = replace(longest, text=text)
@@ -358,13 +313,13 @@ class _Run:
     def _sample(self, id: str, arm: Arm, output: Sequence[int], marks: Sequence[Mark]) -> None:
         taken = sum(sample.arm == arm for sample in self._ledger.samples)
         if self._tokenizer is not None and self._settings.keeps_text and taken < _SAMPLES_A_DRAFTER:
-            self._ledger.samples.append(Sample(id=id, arm=arm, pieces=_pieces(output, marks, self._tokenizer)))
+            self._ledger.samples.append(Sample(id=id, arm=arm, pieces=pieces_of(output, marks, self._tokenizer)))
 
     def _tell(self, stage: str) -> None:
         ledger = self._ledger
         self._on_progress(Progress(stage=stage, num_done=ledger.num_measured, num_tokens=ledger.num_tokens))
 
-    def _costs(self, contenders: Sequence[_Contender], keys: Iterator[int]) -> PassCosts | None:
+    def _costs(self, contenders: Sequence[Contender], keys: Iterator[int]) -> PassCosts | None:
         """Times of drafting by arm, on one text alone. Last of all, since a drafter may remember that text."""
         timed = self._ledger.timed
         if timed is None:
@@ -393,7 +348,7 @@ class _Run:
             num_cached=cached,
         )
 
-    def _result(self, contenders: Sequence[_Contender], costs: PassCosts | None) -> MeasureResult:
+    def _result(self, contenders: Sequence[Contender], costs: PassCosts | None) -> MeasureResult:
         ledger = self._ledger
         if not ledger.records:
             reasons = ", ".join(sorted({row.reason for row in ledger.skipped})[:5]) or "it is empty"
@@ -403,45 +358,23 @@ class _Run:
             records=tuple(ledger.records),
             samples=tuple(ledger.samples),
             skipped=tuple(ledger.skipped),
-            num_rows=self._reader.num_lines,
-            settings=self._described(contenders),
+            num_rows=self._reader.num_lines - self._is_cut,
+            settings=provenance(self._target, self._settings, contenders, self._found()),
             costs=costs,
             warnings=tuple(self._warnings(contenders)),
         )
 
-    def _made_from(self) -> dict[str, Any]:
-        spec, sampling = self._target.spec, asdict(self._settings.sampling)
-        return {"fingerprint": spec.fingerprint, "precision": spec.precision, "sampling": _jsonable(sampling)}
-
-    def _described(self, contenders: Sequence[_Contender]) -> dict[str, Any]:
-        from outrider import __version__
-
-        spec, settings = self._target.spec, self._settings
+    def _found(self) -> dict[str, Any]:
+        ledger = self._ledger
+        agreement = sum(ledger.agreement) / len(ledger.agreement) if ledger.agreement else None
         return {
-            "target": spec.name,
-            "fingerprint": spec.fingerprint,
-            "precision": spec.precision,
-            "device": str(spec.device),
-            "path": spec.path,
-            "threads": torch.get_num_threads(),
-            "weights": self._target.checkpoint_note,
-            "source": settings.source,
-            "answers": settings.answers,
-            "sampling": _jsonable(asdict(settings.sampling)),
-            "verification": settings.verification,
-            "batch_size": settings.batch_size,
-            "limit": settings.limit,
-            "num_draft_tokens": list(settings.num_draft_tokens),
-            "drafters": {spec: _described(each.drafter) for spec, each in zip(settings.drafters, contenders, strict=True)},
-            "vocabulary": None if self._tokenizer is None else self._tokenizer.vocabulary_hash(),
             "traffic_digest": self._reader.digest,
-            "num_requests": self._ledger.num_measured,
-            "num_off_policy": self._ledger.num_off_policy,
-            "mean_agreement": _mean(self._ledger.agreement),
-            "versions": {"outrider": __version__, "torch": torch.__version__},
+            "num_requests": ledger.num_measured,
+            "num_off_policy": ledger.num_off_policy,
+            "mean_agreement": agreement,
         }
 
-    def _warnings(self, contenders: Sequence[_Contender]) -> Iterator[str]:
+    def _warnings(self, contenders: Sequence[Contender]) -> Iterator[str]:
         ledger, settings = self._ledger, self._settings
         if ledger.num_off_policy:
             yield (
@@ -450,84 +383,12 @@ class _Run:
             )
         if self._is_cut:
             yield f"only the first {settings.limit} requests were measured (--limit 0 measures all)"
-        if settings.source == "replay" and settings.batch_size > 1 and any(_remembers(c.drafter) for c in contenders):
+        if (
+            settings.source == "replay"
+            and settings.batch_size > 1
+            and any(remembers_answers(c.drafter) for c in contenders)
+        ):
             yield (
                 f"suffix drafts from earlier answers: with {settings.batch_size} requests side by side it has seen fewer "
                 "of them than one after the other (--batch-size 1)"
             )
-
-
-def _arms(spec: str, drafter: Drafter, settings: MeasureSettings) -> dict[int, Arm]:
-    sampling = settings.sampling
-    verification = "rejection" if settings.verification == "auto" else "compare"
-    if sampling.is_greedy:
-        verification = "greedy"
-    elif sampling.seed is not None:
-        verification = "seeded"
-    shape = tree_shape(drafter)
-    lengths = sorted(set(settings.num_draft_tokens)) if shape is None else [max(settings.num_draft_tokens)]
-    word = "nodes" if isinstance(drafter, SuffixDrafter) and drafter.width > 1 and drafter.rule == "tree" else "chain"
-    labels = {k: f"{word} {k}" for k in lengths}
-    if shape is not None:
-        labels = {k: f"tree depth={shape.depth} width={shape.width} num_nodes={shape.num_nodes}" for k in lengths}
-    return {
-        k: Arm(
-            drafter=spec,
-            shape=labels[k],
-            num_draft_tokens=k,
-            temperature=sampling.temperature,
-            verification=verification,
-        )
-        for k in lengths
-    }
-
-
-def _pieces(output: Sequence[int], marks: Sequence[Mark], tokenizer: Tokenizer) -> tuple[Piece, ...]:
-    """The output in runs of one kind; whatever was refused stands before the token that replaced it."""
-    runs: list[tuple[str, list[int]]] = []
-
-    def add(kind: str, tokens: Sequence[int]) -> None:
-        if tokens and runs and runs[-1][0] == kind:
-            runs[-1][1].extend(tokens)
-        elif tokens:
-            runs.append((kind, list(tokens)))
-
-    add("target", output[: marks[0].start] if marks else output)
-    for mark in marks:
-        if mark.start > _LONGEST_SAMPLE:
-            break
-        end = mark.start + mark.num_kept
-        add("kept", output[mark.start : end])
-        add("refused", mark.refused)
-        add("target", output[end : mark.start + mark.num_committed])
-    decode = tokenizer.decode
-    return tuple(Piece(text=decode(tokens), kind=kind) for kind, tokens in runs)  # type: ignore[arg-type]
-
-
-def _remembers(drafter: Drafter) -> bool:
-    return isinstance(drafter, SuffixDrafter) or isinstance(getattr(drafter, "suffix", None), SuffixDrafter)
-
-
-def _described(drafter: Drafter) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": drafter.name}
-    if isinstance(drafter, DrafterWithPath):
-        described["path"] = drafter.path
-    model = getattr(drafter, "model", None)
-    if model is not None:
-        described |= {"fingerprint": model.spec.fingerprint, "precision": model.spec.precision}
-    return described
-
-
-def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else _listed(value)
-        for name, value in values.items()
-    }
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
