@@ -122,7 +122,7 @@ def test_sampled_chains_are_expected_and_sampled_trees_refused(target: LoadedTar
     assert {arm.verification for arm in result.arms} == {"rejection"}
     for record in result.records:
         assert record.is_on_policy and abs(record.counts.committed - (record.num_output_tokens - 1)) < 1e-9
-    with pytest.raises(ConfigError, match="sampled trees.*--live"):
+    with pytest.raises(ConfigError, match=r"sampled trees.*--live"):
         run(target, ROWS, sampling=hot, drafters=("slice:1:depth=2",))
     live = run(target, ROWS[:1], sampling=hot, drafters=("slice:1:depth=2",), source="live")
     assert live.arms[0].is_tree and live.records

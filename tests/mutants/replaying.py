@@ -1,0 +1,86 @@
+"""Faults in replay: drafters would be praised or blamed for what decoding does not do."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["REPLAYS"]
+
+REPLAY = "tests/measure/test_replay.py"
+EXPECTED = "tests/measure/test_expected.py"
+ANSWERS = "tests/measure/test_answers.py"
+
+REPLAYS = (
+    Mutant(
+        name="every_place_is_a_start",
+        file="measure/expected.py",
+        old="    mass[min(1, num_output)] = 1.0\n",
+        new="    mass = [1.0] * (num_output + 1)\n",
+        tests=(EXPECTED,),
+        why="steps start where drafts fail, so places are not equally likely starts",
+    ),
+    Mutant(
+        name="acceptance_of_drafts_not_given_the_text",
+        file="measure/expected.py",
+        old="min(1.0, d / t)",
+        new="min(1.0, t / max(d, 1e-9))",
+        tests=(EXPECTED,),
+        why="given that the text shows a token, it was a kept draft with probability min(draft, target) / target",
+    ),
+    Mutant(
+        name="laws_from_another_start",
+        file="measure/expected.py",
+        old="said = [reads[index].text.output[start : start + max(lengths)] for index in going]",
+        new="said = [reads[index].text.output[:1] + reads[index].text.output[start + 1 : start + max(lengths)] for index in going]",
+        tests=(EXPECTED,),
+        why="a chain is drafted along the text behind its start",
+    ),
+    Mutant(
+        name="drafts_past_the_limit",
+        file="measure/replay.py",
+        old="budgets.setdefault(max(0, min(k, self._limit - start - 1)), [])",
+        new="budgets.setdefault(max(0, min(k, self._limit - start)), [])",
+        tests=(f"{REPLAY}::test_ends_are_counted_as_in_decoding",),
+        why="the engine leaves room for the correction or bonus token",
+    ),
+    Mutant(
+        name="bonus_behind_the_end",
+        file="measure/replay.py",
+        old="committed = min(len(path) + 1, rest)",
+        new="committed = len(path) + 1",
+        tests=(f"{REPLAY}::test_ends_are_counted_as_in_decoding",),
+        why="nothing is committed behind a stop",
+    ),
+    Mutant(
+        name="short_drafts_cut_from_long_ones",
+        file="measure/replay.py",
+        old='return drafter.rule != "paper"',
+        new="return True",
+        tests=(f"{REPLAY}::test_replay_counts_what_decoding_counts",),
+        why="the paper's rule picks another path when it may draft less",
+    ),
+    Mutant(
+        name="answers_are_remembered_without_their_ends",
+        file="measure/expected.py",
+        old="        self.advance(len(self.read.text.output))\n        self._drafter.finish",
+        new="        self._drafter.finish",
+        tests=(f"{REPLAY}::test_a_text_remembers_only_what_was_said_before_it",),
+        why="a finished answer is remembered whole",
+    ),
+    Mutant(
+        name="any_text_is_the_targets_own",
+        file="measure/target_pass.py",
+        old="return agreement >= MIN_AGREEMENT or",
+        new="return agreement >= 0 or",
+        tests=(f"{ANSWERS}::test_text_of_another_model_is_off_policy",),
+        why="acceptance on another model's text says nothing of this one's",
+    ),
+    Mutant(
+        name="any_log_is_of_this_model",
+        file="measure/target_pass.py",
+        old='if text.settings.get("fingerprint") != target.spec.fingerprint or not isinstance(sampling, Mapping):',
+        new="if not isinstance(sampling, Mapping):",
+        tests=(f"{ANSWERS}::test_sampled_text_must_say_where_it_comes_from",),
+        why="sampled text of other weights cannot be told from the target's by looking",
+    ),
+)
