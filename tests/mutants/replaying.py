@@ -30,10 +30,10 @@ REPLAYS = (
     Mutant(
         name="laws_from_another_start",
         file="measure/expected.py",
-        old="said = [reads[index].text.output[start : start + max(lengths)] for index in going]",
-        new="said = [reads[index].text.output[:1] + reads[index].text.output[start + 1 : start + max(lengths)] for index in going]",
+        old="ratios[index].append(_ratios(logits_KU, reads[index], start, drafter.vocabulary))",
+        new="ratios[index].append(_ratios(logits_KU, reads[index], start - 1, drafter.vocabulary))",
         tests=(EXPECTED,),
-        why="a chain is drafted along the text behind its start",
+        why="the first draft token stands where the step starts",
     ),
     Mutant(
         name="drafts_past_the_limit",
@@ -46,8 +46,8 @@ REPLAYS = (
     Mutant(
         name="bonus_behind_the_end",
         file="measure/replay.py",
-        old="committed = min(len(path) + 1, rest)",
-        new="committed = len(path) + 1",
+        old="return min(num_kept + 1, len(self.output) - self.here)",
+        new="return num_kept + 1",
         tests=(f"{REPLAY}::test_ends_are_counted_as_in_decoding",),
         why="nothing is committed behind a stop",
     ),

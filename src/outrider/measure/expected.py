@@ -125,10 +125,9 @@ def score_start_free(
     text.finish()
     if mode is not DraftMode.DRAWN:
         return _walked(read, _budgets(drafter, read, lengths), drafts, watched)
-    budgets = _budgets(drafter, read, lengths)
-    return Scores(
-        counts={k: expected_tally(budgets[k], [ratios[s:] for s in range(len(output))]).counts() for k in lengths}
-    )
+    budgets, longest = _budgets(drafter, read, lengths), max(lengths)
+    from_start = [ratios[start : start + longest] for start in range(len(output))]
+    return Scores(counts={k: expected_tally(budgets[k], from_start).counts() for k in lengths})
 
 
 def _choices(logits_KU: Tensor, first: DraftRequest, vocabulary: DraftVocabulary) -> list[int]:

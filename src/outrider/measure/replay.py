@@ -163,22 +163,42 @@ class _Walk:
     def judge(self, proposal: Proposal, lengths: Sequence[int]) -> None:
         """These lengths were proposed this: see how far the text goes along, and move them on."""
         path = _path(proposal, self.output, self.here)
-        rest = len(self.output) - self.here
-        committed = min(len(path) + 1, rest)
-        refused: tuple[int, ...] = ()
         if proposal.is_chain:
-            for k in lengths:
-                self._tallies[k].add_chain(len(proposal), len(path), committed)
-            refused = proposal.tokens[len(path) : len(path) + 1] if len(path) < committed else ()
-        else:
-            tokens = self.output[self.here : self.here + committed]
-            report = report_of(proposal, Verdict(path=path, next_token=tokens[-1]), tokens, NO_COST)
-            refused = report.refused
-            for k in lengths:
-                self._tallies[k].add(report)
+            self._count_chain(proposal.tokens, len(proposal), len(path), lengths)
+            return
+        committed = self._num_committed(len(path))
+        tokens = self.output[self.here : self.here + committed]
+        report = report_of(proposal, Verdict(path=path, next_token=tokens[-1]), tokens, NO_COST)
+        for k in lengths:
+            self._tallies[k].add(report)
+        self._move(lengths, Mark(self.here, len(path), committed, report.refused))
+
+    def judge_beginnings(self, proposal: Proposal, budgets: dict[int, list[int]]) -> None:
+        """The lengths of each budget were proposed the first so many tokens of this."""
+        if proposal.is_chain:
+            num_matching = len(_path(proposal, self.output, self.here))
+            for budget, lengths in budgets.items():
+                self._count_chain(proposal.tokens, min(budget, len(proposal)), num_matching, lengths)
+            return
+        for budget, lengths in budgets.items():
+            self.judge(proposal.truncate(budget), lengths)
+
+    def _count_chain(self, tokens: Sequence[int], num_drafted: int, num_matching: int, lengths: Sequence[int]) -> None:
+        kept = min(num_matching, num_drafted)
+        committed = self._num_committed(kept)
+        for k in lengths:
+            self._tallies[k].add_chain(num_drafted, kept, committed)
+        is_refused = kept < min(committed, num_drafted)
+        self._move(lengths, Mark(self.here, kept, committed, tuple(tokens[kept : kept + 1]) if is_refused else ()))
+
+    def _num_committed(self, num_kept: int) -> int:
+        """Behind a stop nothing is committed, no bonus token either."""
+        return min(num_kept + 1, len(self.output) - self.here)
+
+    def _move(self, lengths: Sequence[int], mark: Mark) -> None:
         if self._watched in lengths:
-            self._marks.append(Mark(self.here, len(path), committed, refused))
-        self._starts.update(dict.fromkeys(lengths, self.here + committed))
+            self._marks.append(mark)
+        self._starts.update(dict.fromkeys(lengths, self.here + mark.num_committed))
 
     def move(self) -> None:
         """To the next place where a length stands."""
@@ -245,8 +265,7 @@ def _propose_longest(drafter: Drafter, walks: Sequence[_Walk], wishes: Sequence[
     longest = [max(budgets) for budgets in wishes]
     proposals = _ask(drafter, walks, longest)
     for walk, budgets, proposal in zip(walks, wishes, proposals, strict=True):
-        for budget, lengths in budgets.items():
-            walk.judge(proposal.truncate(budget) if budget else NO_DRAFT, lengths)
+        walk.judge_beginnings(proposal, budgets)
 
 
 def _propose_each(drafter: Drafter, walks: Sequence[_Walk], wishes: Sequence[dict[int, list[int]]]) -> None:
