@@ -128,6 +128,14 @@ def test_sampled_chains_are_expected_and_sampled_trees_refused(target: LoadedTar
     assert live.arms[0].is_tree and live.records
 
 
+def test_a_file_of_something_else_does_not_fill_the_memory(
+    target: LoadedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.measure.run._MOST_SKIPPED", 5)
+    with pytest.raises(DataError, match=r"not JSON.*JSON Lines"):
+        run(target, [b"<html>"] * 20)
+
+
 def test_nothing_to_measure_is_said(target: LoadedTarget) -> None:
     with pytest.raises(DataError, match="blank line"):
         run(target, [b"", b""])

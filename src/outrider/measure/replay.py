@@ -16,9 +16,7 @@ Drafts that are drawn, and those of models whose law at a place does not depend 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from outrider.drafters.base import Drafter, DraftRequest, LawDrafter
 from outrider.drafters.eagle import EagleDrafter
@@ -33,9 +31,7 @@ from outrider.measure.tally import NO_COST, Mark, Scores, Tally
 from outrider.measure.target_pass import ReadText
 from outrider.types import NO_DRAFT, ROOT, DraftMode, Proposal, Verdict
 
-__all__ = ["draft_mode", "draft_ms", "refusal", "replay_group", "shares_lengths", "tree_shape"]
-
-_TIMED_STEPS = 12
+__all__ = ["draft_mode", "matching_path", "refusal", "replay_group", "shares_lengths", "tree_shape"]
 
 
 def tree_shape(drafter: Drafter) -> TreeShape | None:
@@ -162,7 +158,7 @@ class _Walk:
 
     def judge(self, proposal: Proposal, lengths: Sequence[int]) -> None:
         """These lengths were proposed this: see how far the text goes along, and move them on."""
-        path = _path(proposal, self.output, self.here)
+        path = matching_path(proposal, self.output, self.here)
         if proposal.is_chain:
             self._count_chain(proposal.tokens, len(proposal), len(path), lengths)
             return
@@ -176,7 +172,7 @@ class _Walk:
     def judge_beginnings(self, proposal: Proposal, budgets: dict[int, list[int]]) -> None:
         """The lengths of each budget were proposed the first so many tokens of this."""
         if proposal.is_chain:
-            num_matching = len(_path(proposal, self.output, self.here))
+            num_matching = len(matching_path(proposal, self.output, self.here))
             for budget, lengths in budgets.items():
                 self._count_chain(proposal.tokens, min(budget, len(proposal)), num_matching, lengths)
             return
@@ -210,7 +206,7 @@ class _Walk:
         return Scores(counts=counts, marks=tuple(self._marks))
 
 
-def _path(proposal: Proposal, output: Sequence[int], start: int) -> tuple[int, ...]:
+def matching_path(proposal: Proposal, output: Sequence[int], start: int) -> tuple[int, ...]:
     """Nodes that the text goes on with, from the root; of siblings that carry one token the first, as verification has it."""
     if proposal.is_chain:
         depth = 0
@@ -290,20 +286,3 @@ def _ask(drafter: Drafter, walks: Sequence[_Walk], budgets: Sequence[int]) -> li
                 )
             proposals[index] = proposal
     return proposals
-
-
-def draft_ms(drafter: Drafter, read: ReadText, length: int, *, key: int, verification: str = "auto") -> float | None:
-    """Milliseconds of drafting in a step of one sequence: the median over a few steps. ``None`` if there are none."""
-    text = FollowedText(drafter, read, key)
-    times: list[float] = []
-    mode = draft_mode(read, verification)
-    start, output = 1, read.text.output
-    while start < len(output) and len(times) < _TIMED_STEPS:
-        text.advance(start)
-        begun = time.perf_counter()
-        [proposal] = drafter.propose([text.request(length, mode)])
-        times.append((time.perf_counter() - begun) * 1e3)
-        start += min(len(_path(proposal, output, start)) + 1, len(output) - start)
-    text.finish()
-    # The first proposal of a text reads its prompt, which decoding does once.
-    return median(times[1:]) if len(times) > 1 else None

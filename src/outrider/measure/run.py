@@ -7,7 +7,7 @@ under every arm; then they are forgotten. So memory holds one such group and a f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,19 +32,20 @@ from outrider.measure.contenders import Contender, arms_of, remembers_answers
 from outrider.measure.live import LiveRun, decode_live
 from outrider.measure.reading import TrafficReader
 from outrider.measure.record import Arm, MeasureResult, PassCosts, RequestRecord, Sample, SkippedRow
-from outrider.measure.replay import draft_ms, refusal, replay_group
+from outrider.measure.replay import refusal, replay_group
 from outrider.measure.samples import pieces_of
 from outrider.measure.settings import MeasureSettings, answers_made_from, provenance
 from outrider.measure.tally import Mark
 from outrider.measure.target_pass import ReadText, read_text
+from outrider.measure.timing import draft_ms, pass_costs
 from outrider.models.base import LoadedTarget
-from outrider.models.cost import time_passes
 
 __all__ = ["MeasureSettings", "Progress", "measure"]
 
-_NUM_CACHED = 256
 _TIMED_OUTPUT = 64
 _SAMPLES_A_DRAFTER = 6
+_MOST_SKIPPED = 100_000
+"""Past this a file is something else, and its reasons would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ class _Run:
                     self._record_live(run, arm, is_watched=k == contender.watched)
             contenders.append(contender)
         self._ledger.num_measured = len(questions)
-        return self._result(contenders, self._pass_costs({}))
+        return self._result(contenders, pass_costs(self._target, self._settings.num_draft_tokens, {}))
 
     def _contender(self, spec: str) -> Contender:
         drafter = self._make(spec)
@@ -169,14 +170,14 @@ class _Run:
         taken = 0
         for found in self._reader:
             if isinstance(found, SkippedRow):
-                self._ledger.skipped.append(found)
+                self._skip(found)
                 continue
             if self._settings.limit and taken >= self._settings.limit:
                 self._is_cut = True
                 break
             question = question_of(found, self._settings.sampling, self._target, self._tokenizer)
             if isinstance(question, SkippedRow):
-                self._ledger.skipped.append(question)
+                self._skip(question)
                 continue
             taken += 1
             group.append(self._marked(question))
@@ -185,6 +186,14 @@ class _Run:
                 group = []
         if group:
             yield group
+
+    def _skip(self, row: SkippedRow) -> None:
+        self._ledger.skipped.append(row)
+        if len(self._ledger.skipped) > _MOST_SKIPPED:
+            raise DataError(
+                f"more than {_MOST_SKIPPED} lines of the traffic cannot be measured, the last because: {row.reason}; "
+                "is it JSON Lines?"
+            )
 
     def _marked(self, question: Question) -> Question:
         """With a label if an earlier request had the very same prompt: such traffic flatters drafters that remember."""
@@ -205,10 +214,10 @@ class _Run:
                 continue
             found = recorded_text(question, self._tokenizer)
             if isinstance(found, SkippedRow):
-                self._ledger.skipped.append(found)
+                self._skip(found)
             elif len(found.tokens) > self._target.spec.max_positions:
                 reason = f"prompt and answer longer than the window of {self._target.spec.max_positions} tokens"
-                self._ledger.skipped.append(SkippedRow(line=found.line, reason=reason))
+                self._skip(SkippedRow(line=found.line, reason=reason))
             else:
                 texts[question.request.id] = found
         for text in answer_all(
@@ -263,7 +272,7 @@ class _Run:
             verification=self._settings.verification,
         )
         if reason is not None:
-            self._ledger.skipped.append(SkippedRow(line=read.text.line, reason=f"not replayed: {reason}"))
+            self._skip(SkippedRow(line=read.text.line, reason=f"not replayed: {reason}"))
         return reason is None
 
     def _note(self, reads: Sequence[ReadText]) -> None:
@@ -332,21 +341,7 @@ class _Run:
                 ms = draft_ms(contender.drafter, timed, k, key=next(keys), verification=self._settings.verification)
                 if ms is not None:
                     found[arm.name] = ms
-        return self._pass_costs(found)
-
-    def _pass_costs(self, by_arm: Mapping[str, float]) -> PassCosts:
-        window = self._target.spec.max_positions
-        cached = min(_NUM_CACHED, window // 2)
-        most = 1 + max(self._settings.num_draft_tokens)
-        wanted = sorted({1, 2, 3, 5, 9, 17, most})
-        rows = [count for count in wanted if cached + count <= window]
-        timed = time_passes(self._target, rows, num_cached=cached, repeats=5)
-        return PassCosts(
-            rows=tuple(count for count, _ in timed),
-            pass_ms=tuple(ms for _, ms in timed),
-            draft_ms=dict(by_arm),
-            num_cached=cached,
-        )
+        return pass_costs(self._target, self._settings.num_draft_tokens, found)
 
     def _result(self, contenders: Sequence[Contender], costs: PassCosts | None) -> MeasureResult:
         ledger = self._ledger
