@@ -250,7 +250,7 @@ def _measure(settings: Settings, wanted: MeasureSettings, traffic: Path, out: Pa
                 progress.update(bar, completed=advance.num_done, stage=advance.stage, tokens=advance.num_tokens)
 
             path = None if out is None or not wanted.keeps_text else out / "answers.jsonl"
-            return run(target, file, wanted, answers_path=path, on_progress=tell)
+            return run(target, file, wanted, traffic_name=str(traffic), answers_path=path, on_progress=tell)
 
 
 @contextmanager

@@ -27,7 +27,17 @@ from outrider.models.base import Target
 from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["AnswerStore", "AnsweredText", "Question", "answer_all", "kind_of", "question_of", "recorded_text"]
+__all__ = [
+    "AnswerStore",
+    "AnsweredText",
+    "Question",
+    "answer_all",
+    "generated_text",
+    "kind_of",
+    "limit_of",
+    "question_of",
+    "recorded_text",
+]
 
 _BUCKETS = (256, 512, 1024, 2048, 4096, 8192)
 _TOOL_MARKS = ("<tool_call>", "[TOOL_CALLS]", "<function=", "<|tool_call|>")
@@ -142,21 +152,17 @@ def recorded_text(question: Question, tokenizer: Tokenizer | None) -> AnsweredTe
         return SkippedRow(line=question.ask.row.line, reason="the recorded answer is empty")
     is_cut = not has_ended or len(output) == params.max_tokens
     calls = isinstance(answer.message, Mapping) and bool(answer.message.get("tool_calls"))
-    return _text(
-        question, output, limit=len(output) if is_cut else params.max_tokens, answer=answer, calls=calls, read=tokenizer
-    )
+    limit = len(output) if is_cut else params.max_tokens
+    text = generated_text(question, output, limit=limit, tokenizer=tokenizer)
+    kind = "tool call" if calls else text.labels["kind"]
+    return replace(text, labels={**text.labels, "kind": kind}, is_generated=False, settings=answer.settings)
 
 
-def _text(
-    question: Question,
-    output: Sequence[int],
-    *,
-    limit: int,
-    answer: RecordedAnswer | None = None,
-    calls: bool = False,
-    read: Tokenizer | None,
+def generated_text(
+    question: Question, output: Sequence[int], *, limit: int, tokenizer: Tokenizer | None
 ) -> AnsweredText:
-    kind = "tool call" if calls else "prose" if read is None else kind_of(read.decode(output))
+    """The text of an answer that the target wrote itself; ``limit``: most output tokens that were allowed."""
+    kind = "prose" if tokenizer is None else kind_of(tokenizer.decode(output))
     return AnsweredText(
         id=question.request.id,
         line=question.ask.row.line,
@@ -166,8 +172,8 @@ def _text(
         params=question.request.params,
         seed=question.request.seed,
         limit=limit,
-        is_generated=answer is None,
-        settings={} if answer is None else answer.settings,
+        is_generated=True,
+        settings={},
     )
 
 
@@ -278,7 +284,12 @@ def answer_all(
         on_answer(len(tokens))
     for question in questions:
         output, limit = written.get(question.request.id) or store.find(question) or ([], 0)
-        yield _text(question, output, limit=limit, read=tokenizer)
+        yield generated_text(question, output, limit=limit, tokenizer=tokenizer)
+
+
+def limit_of(question: Question, target: Target) -> int:
+    """Most output tokens of a request: its own limit, or the end of the window."""
+    return min(question.request.params.max_tokens, target.spec.max_positions - len(question.request.prompt))
 
 
 def _decode(target: Target, questions: Iterable[Question], batch_size: int) -> Iterator[tuple[str, list[int], int]]:
@@ -288,7 +299,7 @@ def _decode(target: Target, questions: Iterable[Question], batch_size: int) -> I
     limits: dict[str, int] = {}
     for question in questions:
         request = question.request
-        limits[request.id] = min(request.params.max_tokens, target.spec.max_positions - len(request.prompt))
+        limits[request.id] = limit_of(question, target)
         engine.submit(list(request.prompt), request.params, id=request.id)
     while engine.has_work:
         for event in engine.step():

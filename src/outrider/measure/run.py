@@ -7,7 +7,7 @@ under every arm; then they are forgotten. So memory holds one such group and a f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,14 +24,24 @@ from outrider.measure.answers import (
     AnswerStore,
     Question,
     answer_all,
-    kind_of,
+    generated_text,
+    limit_of,
     question_of,
     recorded_text,
 )
 from outrider.measure.contenders import Contender, arms_of, remembers_answers
 from outrider.measure.live import LiveRun, decode_live
 from outrider.measure.reading import TrafficReader
-from outrider.measure.record import Arm, MeasureResult, PassCosts, RequestRecord, Sample, SkippedRow
+from outrider.measure.record import (
+    Arm,
+    Counts,
+    MeasureResult,
+    PassCosts,
+    RequestRecord,
+    Sample,
+    SkippedRow,
+    Source,
+)
 from outrider.measure.replay import refusal, replay_group
 from outrider.measure.samples import pieces_of
 from outrider.measure.settings import MeasureSettings, answers_made_from, provenance
@@ -43,6 +53,8 @@ from outrider.models.base import LoadedTarget
 __all__ = ["MeasureSettings", "Progress", "measure"]
 
 _TIMED_OUTPUT = 64
+_FIRST_KEY = 1 << 32
+"""Of sequences that are replayed: far from those of an engine that a drafter may have served."""
 _SAMPLES_A_DRAFTER = 6
 _MOST_SKIPPED = 100_000
 """Past this a file is something else, and its reasons would fill the memory."""
@@ -68,7 +80,6 @@ class _Ledger:
     num_tokens: int = 0
     num_off_policy: int = 0
     agreement: list[float] = field(default_factory=list)
-    timed: ReadText | None = None
 
 
 def measure(
@@ -76,6 +87,7 @@ def measure(
     traffic: BinaryIO,
     settings: MeasureSettings,
     *,
+    traffic_name: str = "",
     answers_path: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> MeasureResult:
@@ -85,6 +97,7 @@ def measure(
         target: the model that is to be made faster.
         traffic: JSON Lines, opened for reading bytes.
         settings: what to measure.
+        traffic_name: what results call the file.
         answers_path: file of the target's own answers, made or continued.
         on_progress: told after every group.
 
@@ -92,7 +105,7 @@ def measure(
         ConfigError: something that cannot be measured, named before anything is read.
         DataError: no line can be measured, or ``answers_path`` holds answers of another origin.
     """
-    run = _Run(target, traffic, settings, answers_path, on_progress)
+    run = _Run(target, traffic, settings, traffic_name=traffic_name, answers_path=answers_path, on_progress=on_progress)
     with one_torch_thread(target.spec.path.startswith("native")), torch.inference_mode():
         return run.live() if settings.source == "live" else run.replay()
 
@@ -105,11 +118,13 @@ class _Run:
         target: LoadedTarget,
         traffic: BinaryIO,
         settings: MeasureSettings,
+        *,
+        traffic_name: str,
         answers_path: Path | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._target, self._settings = target, settings
-        self._tokenizer = target.tokenizer
+        self._tokenizer, self._traffic_name = target.tokenizer, traffic_name
         self._reader = TrafficReader(traffic, answers=settings.answers, chat=settings.chat)
         self._store: AnswerStore | None = None
         if settings.source == "replay":
@@ -117,35 +132,38 @@ class _Run:
         self._on_progress = on_progress
         self._ledger = _Ledger()
         self._prompts: set[int] = set()
+        self._longest: AnsweredText | None = None  # drafting is timed on it
+        self._keys = itertools.count(_FIRST_KEY)
         self._is_cut = False
 
     def replay(self) -> MeasureResult:
         """Score every group under all arms."""
         contenders = [self._contender(spec) for spec in self._settings.drafters]
         layers = tuple(sorted({layer for each in contenders for layer in wanted_taps(each.drafter)}))
-        keys = itertools.count()
         for group in self._groups():
             reads = [read_text(self._target, text, layers) for text in self._answered(group)]
             for contender in contenders:
-                self._score(contender, reads, keys)
+                self._score(contender, reads)
             self._note(reads)
             self._tell("scoring")
-        costs = self._costs(contenders, keys)
-        return self._result(contenders, costs)
+        timed = {arm: self._draft_ms(each.drafter, k) for each in contenders for k, arm in each.arms.items()}
+        return self._result(contenders, timed)
 
     def live(self) -> MeasureResult:
         """Decode everything with every arm, one arm after the other, each with a drafter of its own."""
         questions = [question for group in self._groups() for question in group]
         contenders = []
+        timed: dict[Arm, float | None] = {}
         for spec in self._settings.drafters:
             contender = self._contender(spec)
             for index, (k, arm) in enumerate(contender.arms.items()):
                 drafter = contender.drafter if index == 0 else self._make(spec)
                 for run in self._decode(drafter, questions, k):
                     self._record_live(run, arm, is_watched=k == contender.watched)
+                timed[arm] = self._draft_ms(drafter, k)
             contenders.append(contender)
         self._ledger.num_measured = len(questions)
-        return self._result(contenders, pass_costs(self._target, self._settings.num_draft_tokens, {}))
+        return self._result(contenders, timed)
 
     def _contender(self, spec: str) -> Contender:
         drafter = self._make(spec)
@@ -231,7 +249,7 @@ class _Run:
             texts[text.id] = text
         return [texts[question.request.id] for question in group if question.request.id in texts]
 
-    def _score(self, contender: Contender, reads: Sequence[ReadText], keys: Iterator[int]) -> None:
+    def _score(self, contender: Contender, reads: Sequence[ReadText]) -> None:
         wanted = [read for read in reads if self._can_replay(contender, read)]
         if not wanted:
             return
@@ -239,28 +257,15 @@ class _Run:
             contender.drafter,
             wanted,
             tuple(contender.arms),
-            keys=keys,
+            keys=self._keys,
             verification=self._settings.verification,
             watched=contender.watched,
         )
         for read, scores in zip(wanted, scored, strict=True):
             for k, arm in contender.arms.items():
-                text = read.text
-                self._ledger.records.append(
-                    RequestRecord(
-                        id=text.id,
-                        line=text.line,
-                        labels=text.labels,
-                        arm=arm,
-                        counts=scores.counts[k],
-                        source="replay",
-                        is_on_policy=read.is_on_policy,
-                        num_prompt_tokens=len(text.prompt),
-                        num_output_tokens=len(text.output),
-                    )
-                )
+                self._record(read.text, arm, scores.counts[k], source="replay", is_on_policy=read.is_on_policy)
             if scores.marks:
-                self._sample(text.id, contender.arms[contender.watched], text.output, scores.marks)
+                self._sample(read.text, contender.arms[contender.watched], scores.marks)
 
     def _can_replay(self, contender: Contender, read: ReadText) -> bool:
         """A row's own sampling fields may ask for what cannot be replayed with this drafter."""
@@ -272,7 +277,7 @@ class _Run:
             verification=self._settings.verification,
         )
         if reason is not None:
-            self._skip(SkippedRow(line=read.text.line, reason=f"not replayed: {reason}"))
+            self._skip(SkippedRow(line=read.text.line, reason=f"not replayed with {contender.spec}: {reason}"))
         return reason is None
 
     def _note(self, reads: Sequence[ReadText]) -> None:
@@ -281,10 +286,8 @@ class _Run:
         ledger.num_tokens += sum(len(read.text.output) for read in reads)
         ledger.num_off_policy += sum(not read.is_on_policy for read in reads)
         ledger.agreement += [read.agreement for read in reads if read.agreement is not None]
-        if ledger.timed is None and reads:
-            longest = max(reads, key=lambda read: len(read.text.output))
-            text = replace(longest.text, output=longest.text.output[:_TIMED_OUTPUT])
-            ledger.timed = replace(longest, text=text)
+        if self._longest is None and reads:
+            self._longest = max((read.text for read in reads), key=lambda text: len(text.output))
 
     def _decode(self, drafter: Drafter, questions: Sequence[Question], k: int) -> Iterator[LiveRun]:
         settings = self._settings
@@ -302,48 +305,52 @@ class _Run:
             yield run
 
     def _record_live(self, run: LiveRun, arm: Arm, *, is_watched: bool) -> None:
-        question = run.question
-        kind = "prose" if self._tokenizer is None else kind_of(self._tokenizer.decode(run.output))
+        limit = limit_of(run.question, self._target)
+        text = generated_text(run.question, run.output, limit=limit, tokenizer=self._tokenizer)
+        self._record(text, arm, run.counts, source="live", is_on_policy=True)
+        if self._longest is None or len(text.output) > len(self._longest.output):
+            self._longest = text
+        if is_watched:
+            self._sample(text, arm, run.marks)
+
+    def _record(self, text: AnsweredText, arm: Arm, counts: Counts, *, source: Source, is_on_policy: bool) -> None:
         self._ledger.records.append(
             RequestRecord(
-                id=question.request.id,
-                line=question.ask.row.line,
-                labels={**question.labels, "kind": kind},
+                id=text.id,
+                line=text.line,
+                labels=text.labels,
                 arm=arm,
-                counts=run.counts,
-                source="live",
-                num_prompt_tokens=len(question.request.prompt),
-                num_output_tokens=len(run.output),
+                counts=counts,
+                source=source,
+                is_on_policy=is_on_policy,
+                num_prompt_tokens=len(text.prompt),
+                num_output_tokens=len(text.output),
             )
         )
-        if is_watched:
-            self._sample(question.request.id, arm, run.output, run.marks)
 
-    def _sample(self, id: str, arm: Arm, output: Sequence[int], marks: Sequence[Mark]) -> None:
+    def _sample(self, text: AnsweredText, arm: Arm, marks: Sequence[Mark]) -> None:
         taken = sum(sample.arm == arm for sample in self._ledger.samples)
         if self._tokenizer is not None and self._settings.keeps_text and taken < _SAMPLES_A_DRAFTER:
-            self._ledger.samples.append(Sample(id=id, arm=arm, pieces=pieces_of(output, marks, self._tokenizer)))
+            pieces = pieces_of(text.output, marks, self._tokenizer)
+            self._ledger.samples.append(Sample(id=text.id, arm=arm, pieces=pieces))
 
     def _tell(self, stage: str) -> None:
         ledger = self._ledger
         self._on_progress(Progress(stage=stage, num_done=ledger.num_measured, num_tokens=ledger.num_tokens))
 
-    def _costs(self, contenders: Sequence[Contender], keys: Iterator[int]) -> PassCosts | None:
-        """Times of drafting by arm, on one text alone. Last of all, since a drafter may remember that text."""
-        timed = self._ledger.timed
-        if timed is None:
+    def _draft_ms(self, drafter: Drafter, k: int) -> float | None:
+        """Milliseconds of drafting, on one text alone. Last of all, since a drafter may remember that text."""
+        if self._longest is None:
             return None
-        found: dict[str, float] = {}
-        for contender in contenders:
-            if not self._can_replay(contender, timed):
-                continue
-            for k, arm in contender.arms.items():
-                ms = draft_ms(contender.drafter, timed, k, key=next(keys), verification=self._settings.verification)
-                if ms is not None:
-                    found[arm.name] = ms
+        text = replace(self._longest, output=self._longest.output[:_TIMED_OUTPUT])
+        read = read_text(self._target, text, wanted_taps(drafter))
+        return draft_ms(drafter, read, k, key=next(self._keys), verification=self._settings.verification)
+
+    def _costs(self, by_arm: Mapping[Arm, float | None]) -> PassCosts:
+        found = {arm.name: ms for arm, ms in by_arm.items() if ms is not None}
         return pass_costs(self._target, self._settings.num_draft_tokens, found)
 
-    def _result(self, contenders: Sequence[Contender], costs: PassCosts | None) -> MeasureResult:
+    def _result(self, contenders: Sequence[Contender], timed: Mapping[Arm, float | None]) -> MeasureResult:
         ledger = self._ledger
         if not ledger.records:
             reasons = ", ".join(sorted({row.reason for row in ledger.skipped})[:5]) or "it is empty"
@@ -355,7 +362,7 @@ class _Run:
             skipped=tuple(ledger.skipped),
             num_rows=self._reader.num_lines - self._is_cut,
             settings=provenance(self._target, self._settings, contenders, self._found()),
-            costs=costs,
+            costs=self._costs(timed),
             warnings=tuple(self._warnings(contenders)),
         )
 
@@ -363,6 +370,7 @@ class _Run:
         ledger = self._ledger
         agreement = sum(ledger.agreement) / len(ledger.agreement) if ledger.agreement else None
         return {
+            "traffic": self._traffic_name,
             "traffic_digest": self._reader.digest,
             "num_requests": ledger.num_measured,
             "num_off_policy": ledger.num_off_policy,

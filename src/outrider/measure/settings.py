@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,8 +96,19 @@ def provenance(
         "num_draft_tokens": list(settings.num_draft_tokens),
         "drafters": {each.spec: described(each.drafter) for each in contenders},
         **found,
+        "machine": {"processor": processor_name(), "cores": os.cpu_count()},
         "versions": {"outrider": __version__, "torch": torch.__version__},
     }
+
+
+def processor_name() -> str:
+    """As the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
