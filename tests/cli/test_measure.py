@@ -52,7 +52,7 @@ def test_tables_and_files(measure: Run, traffic: Path, tmp_path: Path) -> None:
 def test_text_stays_inside(measure: Run, traffic: Path, tmp_path: Path) -> None:
     ran = measure(traffic, "--no-text", "--out", tmp_path / "o", "-k", "2", "--json")
     assert ran.status == 0, ran.err
-    written = b"".join(path.read_bytes() for path in (tmp_path / "o").iterdir())
+    written = b"".join(path.read_bytes() for path in (tmp_path / "o").rglob("*") if path.is_file())
     assert "hello" not in ran.out and b"hello" not in written and b"token_ids" not in written
 
 

@@ -182,14 +182,16 @@ def test_expectations_of_a_language_models_chains_are_the_live_law(seed: int, li
     found = replayed_counts(table, LMDrafter(draft, name="lm"), limit, (1, 2, 4))
     for k, counts in found.items():
         assert close(counts, live_counts(law_of(table), law_of(draft), limit, k)), k
+        assert (counts.accepted > 0.01) == (limit > 2)
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_expectations_are_the_live_law_where_laws_depend_on_the_start(seed: int) -> None:
     table, draft = random_table(seed), Drifting(random_table(seed + 10))
     found = replayed_counts(table, draft, 5, (1, 3, 4))
     for k, counts in found.items():
         assert close(counts, live_counts(law_of(table), draft.law, 5, k)), k
+        assert counts.accepted > 0.01
 
 
 def naive_lengths(target: Law, draft: Law, limit: int, k: int) -> tuple[float, float]:
@@ -219,7 +221,7 @@ def naive_lengths(target: Law, draft: Law, limit: int, k: int) -> tuple[float, f
 def test_the_short_cuts_are_biased() -> None:
     """By how much, in accepted length; docs/measure.md quotes these numbers."""
     errors = []
-    for seed in range(4):
+    for seed in (1, 5):
         table, draft = random_table(seed), law_of(random_table(seed + 10))
         truth = live_counts(law_of(table), draft, 6, 4).accepted_length
         assert truth is not None
