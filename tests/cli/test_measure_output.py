@@ -25,12 +25,15 @@ def result() -> MeasureResult:
 def test_tables_name_losses_as_plainly_as_gains(result: MeasureResult, capsys: pytest.CaptureFixture[str]) -> None:
     print_tables(replace(result, warnings=("pass times were taken on a busy machine",)))
     lines = capsys.readouterr().out.splitlines()
-    rows = {line.split("  ")[0]: line for line in lines}
+    rows = {line.split("  ")[0]: line for line in reversed(lines)}  # the first table wins
     assert lines[0] == "note: pass times were taken on a busy machine"
     assert "does not pay" in rows["random, chain 4"]
     assert rows["suffix, chain 4"].rstrip().endswith("pays") and "does not" not in rows["suffix, chain 4"]
     assert sum(" chain " in line or " tree " in line for line in lines) >= len(ARMS)
     assert any(line.startswith("category") for line in lines) and any(line.startswith("rag ") for line in lines)
+    assert "intervals are over requests; 120 requests more would halve them" in lines
+    assert any(line.split() == ["arm", "kept", *"12345678"] for line in lines)
+    assert sum("of those reached" in line for line in lines) == 5
     assert "skipped 1 of 42: not JSON (line 41)" in lines
     assert lines[-1].startswith("Use ")
 

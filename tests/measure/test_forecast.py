@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from outrider.engine.planner import RowCosts
-from outrider.measure.forecast import Judgement, forecast, judge, pass_ms, recommend
+from outrider.measure.forecast import Judgement, depth_of, forecast, judge, pass_ms, recommend
 from outrider.measure.record import Arm, Counts, PassCosts, RequestRecord
 from outrider.measure.stats import Interval, pool_arms
 from tests.measure.output_support import COSTS_MS, COSTS_ROWS, chain, counts, made_up, record, tree
@@ -59,6 +61,14 @@ def test_the_ceiling_of_a_tree_pays_for_all_its_nodes() -> None:
     given = Counts(passes=10, steps=10, committed=30, drafted=80, accepted=20)
     found = forecast(pool_arms(spread(given, arm))[arm], arm, costs)
     assert found is not None and found.ceiling == pytest.approx(5 * 10 / 20)
+
+
+def test_a_tree_may_be_flatter_than_the_length_asked_for() -> None:
+    assert [depth_of(arm) for arm in (chain("a", 8), tree("b", 4), replace(tree("b", 4), num_draft_tokens=8))] == [
+        8,
+        4,
+        4,
+    ]
 
 
 def test_without_times_there_is_no_forecast() -> None:
@@ -119,7 +129,7 @@ def test_a_choice_among_equals_is_not_taken_for_a_gain() -> None:
         ]
         judged.append(recommend(records, costs).speedup.value or 0.0)
         naive.append(max(each.counts.tokens_per_pass or 0.0 for each in pool_arms(records).values()) / 1.5)
-    assert np.mean(naive) > 1.03
+    assert np.mean(naive) > 1.02
     assert abs(np.mean(judged) - 1.0) < 0.012
 
 

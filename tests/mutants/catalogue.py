@@ -5,14 +5,18 @@ Only faults that change output, or a number that is reported, are here; most of 
 
 from __future__ import annotations
 
+from tests.mutants.judgements import JUDGEMENTS
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
+from tests.mutants.replaying import REPLAYS
 
 __all__ = ["GROUPS", "MUTANTS"]
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "laws": (*VERIFIERS, *NOISE, *SAMPLERS),
     "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
+    "judgements": JUDGEMENTS,
+    "replays": REPLAYS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

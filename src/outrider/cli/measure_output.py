@@ -33,6 +33,7 @@ def print_tables(result: MeasureResult, *, by: Sequence[str] = ()) -> None:
     console, summary = render.stdout(), summarise(result, by=by)
     _print_lines(console, [f"note: {warning}" for warning in summary.warnings])
     _print_arms(console, summary)
+    _print_positions(console, summary)
     for field in summary.fields:
         _print_groups(console, summary, field)
     _print_skipped(console, result)
@@ -57,8 +58,25 @@ def _print_arms(console: Console, summary: Summary) -> None:
     ]
     console.print(render.table(columns, rows))
     console.print()
-    console.print("break-even is in tokens a pass; docs/glossary.md and docs/measure.md define the rest.")
+    console.print("break-even is in tokens a pass; docs/glossary.md and docs/measure.md define the rest")
+    most = max((row.more_to_halve or 0 for row in summary.overall()), default=0)
+    if most:
+        console.print(f"intervals are over requests; {most} requests more would halve them")
     console.print()
+
+
+def _print_positions(console: Console, summary: Summary) -> None:
+    """Both rates by position, for the best arm of each drafter."""
+    found = [row for row in summary.best_of_each_drafter() if row.rates.conditional]
+    depth = max((len(row.rates.conditional) for row in found), default=0)
+    rows = [
+        [row.arm.name, name, *(render.percent(rate.value) for rate in rates), *[""] * (depth - len(rates))]
+        for row in found
+        for name, rates in (("of all steps", row.rates.unconditional), ("of those reached", row.rates.conditional))
+    ]
+    if rows:
+        console.print(render.table(["arm", "kept", *map(str, range(1, depth + 1))], rows, left=2))
+        console.print()
 
 
 def _forecast_cells(row: GroupRow) -> list[str]:

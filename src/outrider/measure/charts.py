@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import MissingExtra
+from outrider.measure.forecast import depth_of
 from outrider.measure.record import Arm
 from outrider.measure.report import GroupRow, Summary
 from outrider.measure.stats import Interval
@@ -24,7 +25,7 @@ PALETTE = ("#0b62a8", "#b84a00", "#00704f", "#84358f", "#7a5c00", "#a3123f", "#0
 INK, MUTED, RULE, LOSS = "#1d2431", "#5b6473", "#d9dde4", "#fbeae4"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
 
-_WIDTH, _HEIGHT = 350, 210
+_WIDTH, _HEIGHT = 420, 220
 _MOST_GROUPS, _MOST_BARS, _MOST_FIELDS = 14, 3, 6
 _DODGE = 0.07  # of one draft token, between series at the same place
 
@@ -112,7 +113,7 @@ def _points(
     data = []
     for row, interval in rows:
         if interval.value is not None:
-            k = row.arm.num_draft_tokens
+            k = depth_of(row.arm)
             beside = k + _DODGE * (series.index(names[row.arm]) - middle)
             data.append({"x": beside, "k": k, **_ends(interval), "series": names[row.arm], "tree": row.arm.is_tree})
     return data
@@ -132,7 +133,7 @@ def _lines(data: list[dict[str, Any]], series: Sequence[str], title: str, bound:
         "field": "x",
         "type": "quantitative",
         "title": "draft tokens a step (k)",
-        "scale": {"domain": [min(ks) - 0.4, max(ks) + 0.4], "nice": False},
+        "scale": {"domain": [ks[0] - 0.4, ks[-1] + 0.4], "nice": False},
         "axis": {"values": ks, "format": "d", "grid": False},
     }
     y = {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": False, "domain": _span(data)}}
@@ -181,7 +182,7 @@ def _bound_at_1(label: str, span: Sequence[float]) -> list[dict[str, Any]]:
         {
             "data": {"values": [{}]},
             "mark": {"type": "text", "text": label, "align": "right", "baseline": "bottom", "dy": -3, "color": INK},
-            "encoding": {"y": {"datum": 1.0, "type": "quantitative"}, "x": {"value": _WIDTH - 4}},
+            "encoding": {"y": {"datum": 1.0, "type": "quantitative"}, "x": {"value": {"expr": "width - 4"}}},
         },
     ]
 
@@ -212,7 +213,7 @@ def _positions(
     rows: Sequence[tuple[str, Sequence[Interval]]], series: Sequence[str], title: str, axis: str, caption: str
 ) -> Figure | None:
     middle = (len(series) - 1) / 2
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "x": depth + _DODGE * (series.index(name) - middle),
             "k": depth,
@@ -230,7 +231,7 @@ def _positions(
         "field": "x",
         "type": "quantitative",
         "title": "position in the draft",
-        "scale": {"domain": [0.6, max(ks) + 0.4], "nice": False},
+        "scale": {"domain": [0.6, ks[-1] + 0.4], "nice": False},
         "axis": {"values": ks, "format": "d", "grid": False},
     }
     scale = {"domain": [0, 1]}
@@ -308,7 +309,6 @@ def _bars(
     x = {"field": "y", "type": "quantitative", "title": title, "scale": {"domain": span, "zero": False}}
     color = {**_color(used), "scale": {"domain": list(used), "range": [_hue(series, name) for name in used]}}
     return {
-        "width": _WIDTH - 100,
         "height": {"step": 15 if len(used) > 1 else 20},
         "data": {"values": data},
         "layer": [
@@ -354,6 +354,13 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
         "background": None,
         "width": _WIDTH,
         "height": _HEIGHT,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "padding": {
+            "left": 16,
+            "top": 6,
+            "right": 10,
+            "bottom": 6,
+        },  # readers' fonts may be wider than the one measured
         "config": {
             "font": "system-ui, sans-serif",
             "view": {"stroke": None},

@@ -12,6 +12,7 @@ batch, rows cost more. The intervals are those of the traffic; the pass times ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +22,16 @@ import numpy as np
 from outrider.measure.record import Arm, PassCosts, RequestRecord
 from outrider.measure.stats import FloatArray, Interval, Pool, pool_arms
 
-__all__ = ["FEWEST_TO_CHOOSE", "Forecast", "Judgement", "Recommendation", "forecast", "pass_ms", "recommend"]
+__all__ = [
+    "FEWEST_TO_CHOOSE",
+    "Forecast",
+    "Judgement",
+    "Recommendation",
+    "depth_of",
+    "forecast",
+    "pass_ms",
+    "recommend",
+]
 
 FEWEST_TO_CHOOSE = 20
 """Lines of traffic below which no arm is recommended: one half would choose from fewer than ten."""
@@ -76,15 +86,21 @@ class Recommendation:
     other_half_chooses: Arm | None = None
 
 
+def depth_of(arm: Arm) -> int:
+    """Most draft tokens that a step of the arm can keep. A tree may be flatter than the number of draft tokens asked for."""
+    found = re.search(r"\bdepth=(\d+)", arm.shape)
+    return arm.num_draft_tokens if found is None else min(arm.num_draft_tokens, int(found[1]))
+
+
 def pass_ms(costs: PassCosts, num_rows: FloatArray) -> FloatArray:
     """Milliseconds of a pass: linear between measured row counts and beyond the last; more rows are never cheaper."""
     rows = np.asarray(costs.rows, dtype=np.float64)
     ms = np.maximum.accumulate(np.asarray(costs.pass_ms, dtype=np.float64))
-    inside = np.interp(num_rows, rows, ms)
-    if len(rows) < 2:
-        return inside
-    slope = (ms[-1] - ms[-2]) / (rows[-1] - rows[-2])
-    return inside + slope * np.maximum(0.0, num_rows - rows[-1])
+    found: FloatArray = np.interp(num_rows, rows, ms)
+    if len(rows) > 1:
+        slope = (ms[-1] - ms[-2]) / (rows[-1] - rows[-2])
+        found += slope * np.maximum(0.0, num_rows - rows[-1])
+    return found
 
 
 def forecast(pool: Pool, arm: Arm, costs: PassCosts | None) -> Forecast | None:
@@ -112,7 +128,7 @@ def forecast(pool: Pool, arm: Arm, costs: PassCosts | None) -> Forecast | None:
 
 def _ceiling(arm: Arm, drafts_per_step: float, costs: PassCosts, plain: float) -> float:
     """Speed-up with every draft kept. A tree's rows are those that it really drafted, a chain's its length."""
-    depth = arm.num_draft_tokens
+    depth = depth_of(arm)
     rows = 1 + max(float(depth), drafts_per_step if arm.is_tree else 0.0)
     full = float(pass_ms(costs, np.full(1, rows))[0]) + costs.draft_ms[arm.name]
     return (1 + depth) * plain / full

@@ -19,6 +19,7 @@ from outrider.measure.page_parts import (
     group_tables,
     judgement_class,
     number,
+    position_table,
     sample,
     settings_table,
     skipped_table,
@@ -91,7 +92,7 @@ def _body(result: MeasureResult, summary: Summary, drawn: tuple[Figure, ...], no
 def _header(result: MeasureResult) -> str:
     names = ("target", "precision", "dtype", "device", "path", "traffic")
     known = [f"{name} {result.settings[name]}" for name in names if isinstance(result.settings.get(name), str)]
-    measured = result.num_rows - len(result.skipped)
+    measured = len({record.line for record in result.records})
     parts = [*known, f"{measured} of {result.num_rows} lines measured"]
     return f"<header><h1>Does speculation pay on this traffic?</h1><p>{text(' · '.join(parts))}</p></header>"
 
@@ -121,7 +122,7 @@ def _facts(result: MeasureResult, summary: Summary) -> str:
     more = best.more_to_halve
     halve = "too few for an interval" if more is None else f"{more} more would halve the interval"
     facts.append(("requests", str(best.num_requests), halve))
-    facts.append(("lines skipped", str(len(result.skipped)), f"of {result.num_rows}"))
+    facts.append(("lines skipped", str(len({row.line for row in result.skipped})), f"of {result.num_rows}"))
     cells = (
         f'<div class="card"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(small)}</small></dd></div>'
         for name, value, small in facts
@@ -149,7 +150,7 @@ def _arms(summary: Summary) -> str:
     return (
         '<h2>All arms</h2><p class="note">Small figures are 95 % intervals over requests. The best arm of each drafter is '
         "shaded. An arm pays if the whole interval of its speed-up lies above 1, and does not pay if it lies below; "
-        "with the ceiling every draft token would be kept.</p>" + arms_table(summary)
+        "with the ceiling every draft token would be kept.</p>" + arms_table(summary) + position_table(summary)
     )
 
 

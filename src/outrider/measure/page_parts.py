@@ -18,6 +18,7 @@ __all__ = [
     "judgement_class",
     "number",
     "percent",
+    "position_table",
     "sample",
     "settings_table",
     "skipped_table",
@@ -75,16 +76,16 @@ def _table(columns: Sequence[str], rows: Iterable[str], label: str) -> str:
 
 _ARM_COLUMNS = (
     "arm",
-    "requests",
+    "verdict",
+    "forecast speed-up",
     "tokens a pass",
+    "to break even",
+    "ceiling",
     "accepted length",
+    "to break even",
     "acceptance",
     "passes with drafts",
-    "forecast speed-up",
-    "tokens a pass to break even",
-    "accepted length to break even",
-    "ceiling",
-    "verdict",
+    "requests",
 )
 
 
@@ -97,16 +98,16 @@ def arms_table(summary: Summary) -> str:
 def _arm_row(row: GroupRow, is_best: bool) -> str:
     rates, found = row.rates, row.forecast
     cells = [
-        _size(row),
+        _tag(row),
+        "n/a" if found is None else with_ends(found.speedup, "x"),
         with_ends(rates.tokens_per_pass),
+        number(None if found is None else found.pass_cost),
+        number(None if found is None else found.ceiling, unit="x"),
         number(rates.accepted_length.value),
+        number(None if found is None else found.break_even_length),
         percent(rates.acceptance_rate.value),
         percent(rates.draft_rate.value),
-        "n/a" if found is None else with_ends(found.speedup, "x"),
-        number(None if found is None else found.pass_cost),
-        number(None if found is None else found.break_even_length),
-        number(None if found is None else found.ceiling, unit="x"),
-        _tag(row),
+        _size(row),
     ]
     name = row.arm.name if row.field == ALL else f"{row.arm.name} ({row.value})"
     body = "".join(f"<td>{cell}</td>" for cell in cells)
@@ -117,12 +118,39 @@ def _size(row: GroupRow) -> str:
     return f"{row.num_requests} <small>small</small>" if row.is_small else str(row.num_requests)
 
 
+def position_table(summary: Summary) -> str:
+    """Both rates at each position, for the best arm of each drafter."""
+    rows = [row for row in summary.best_of_each_drafter() if row.rates.conditional]
+    if not rows:
+        return ""
+    depth = max(len(row.rates.conditional) for row in rows)
+    lines = [line for row in rows for line in _position_rows(row, depth)]
+    table = _table(("arm", "rate", *map(str, range(1, depth + 1))), lines, "by position in the draft")
+    return f"<details><summary>By position in the draft</summary>{table}</details>"
+
+
+def _position_rows(row: GroupRow, depth: int) -> Iterator[str]:
+    for name, rates in (("of all steps", row.rates.unconditional), ("of those reached", row.rates.conditional)):
+        cells = [with_ends(rate) for rate in rates] + [""] * (depth - len(rates))
+        body = "".join(f"<td>{cell}</td>" for cell in cells)
+        yield f'<tr><th scope="row">{text(row.arm.name)}</th><td class="words">kept {name}</td>{body}</tr>'
+
+
 def group_tables(summary: Summary) -> Iterator[str]:
     """One folded table a field, with the best arm of each drafter."""
     arms = [row.arm for row in summary.best_of_each_drafter()]
     for field in (*summary.fields, *(("not judged",) if summary.of("not judged") else ())):
         rows = [row for row in summary.of(field) if row.arm in arms]
-        columns = (field, "arm", "requests", "tokens a pass", "accepted length", "forecast speed-up", "more", "verdict")
+        columns = (
+            field,
+            "arm",
+            "verdict",
+            "forecast speed-up",
+            "tokens a pass",
+            "accepted length",
+            "requests",
+            "to decide",
+        )
         table = _table(columns, map(_group_row, rows), f"by {field}")
         yield f"<details><summary>By {text(field)} ({len({row.value for row in rows})} groups)</summary>{table}</details>"
 
@@ -131,12 +159,12 @@ def _group_row(row: GroupRow) -> str:
     more = row.more_to_decide
     cells = [
         f'<td class="words">{text(row.arm.name)}</td>',
-        f"<td>{_size(row)}</td>",
+        f"<td>{_tag(row)}</td>",
+        f"<td>{'n/a' if row.forecast is None else with_ends(row.forecast.speedup, 'x')}</td>",
         f"<td>{with_ends(row.rates.tokens_per_pass)}</td>",
         f"<td>{number(row.rates.accepted_length.value)}</td>",
-        f"<td>{'n/a' if row.forecast is None else with_ends(row.forecast.speedup, 'x')}</td>",
-        f"<td>{'' if not more else f'<small>{more} requests more to decide</small>'}</td>",
-        f"<td>{_tag(row)}</td>",
+        f"<td>{_size(row)}</td>",
+        f"<td>{f'<small>{more} more</small>' if more else ''}</td>",
     ]
     return f'<tr><th scope="row">{text(row.value)}</th>{"".join(cells)}</tr>'
 

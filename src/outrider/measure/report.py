@@ -7,8 +7,9 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,16 @@ def _groups(
         yield ALL, "", list(judged)
     yield from ((NOT_JUDGED, reason, each) for reason, each in _split(records, why_not_judged) if reason)
     for field in fields:
-        split = _split(judged, lambda record, field=field: record.labels.get(field, "(none)"))  # type: ignore[misc]
-        yield from ((field, value, each) for value, each in split)
+        yield from ((field, value, each) for value, each in _split(judged, partial(_label, field)))
 
 
-def _split(records: Iterable[RequestRecord], key: Any) -> list[tuple[str, list[RequestRecord]]]:
+def _label(field: str, record: RequestRecord) -> str:
+    return record.labels.get(field, "(none)")
+
+
+def _split(
+    records: Iterable[RequestRecord], key: Callable[[RequestRecord], str]
+) -> list[tuple[str, list[RequestRecord]]]:
     groups: dict[str, list[RequestRecord]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)

@@ -201,7 +201,8 @@ def rate_intervals(pool: Pool) -> RateIntervals:
 
 def _divide(parts: FloatArray, wholes: FloatArray) -> FloatArray:
     """Quotients; not a number where there is nothing to divide by."""
-    return np.divide(parts, wholes, out=np.full(len(parts), np.nan), where=wholes > 0)
+    quotients: FloatArray = np.divide(parts, wholes, out=np.full(len(parts), np.nan), where=wholes > 0)
+    return quotients
 
 
 def interval_of(values: FloatArray, num_lines: int) -> Interval:
