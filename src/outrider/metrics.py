@@ -7,11 +7,43 @@ from dataclasses import dataclass, field
 
 from outrider.types import StepReport
 
-__all__ = ["SpeculationStats"]
+__all__ = ["Rates", "SpeculationStats"]
+
+
+class Rates:
+    """The rates of whatever counts passes: whole numbers of a decoding, or expectations of a replay."""
+
+    __slots__ = ()
+
+    passes: float
+    steps: float
+    committed: float
+    drafted: float
+    accepted: float
+
+    @property
+    def accepted_length(self) -> float | None:
+        """1 + accepted / steps: the literature's tau, bonus included. ``None`` without a step."""
+        return 1 + self.accepted / self.steps if self.steps else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """committed / passes: exactly 1.0 for plain decoding. ``None`` without a pass."""
+        return self.committed / self.passes if self.passes else None
+
+    @property
+    def draft_rate(self) -> float | None:
+        """steps / passes. ``None`` without a pass."""
+        return self.steps / self.passes if self.passes else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted (of a tree: nodes). ``None`` without a draft."""
+        return self.accepted / self.drafted if self.drafted else None
 
 
 @dataclass(slots=True, kw_only=True)
-class SpeculationStats:
+class SpeculationStats(Rates):
     """Pooled counts: sums over passes and requests first, one division last.
 
     Attributes:
@@ -63,26 +95,6 @@ class SpeculationStats:
         for part in parts:
             total.merge(part)
         return total
-
-    @property
-    def accepted_length(self) -> float | None:
-        """1 + accepted / steps: the literature's tau, bonus included. ``None`` without a step."""
-        return 1 + self.accepted / self.steps if self.steps else None
-
-    @property
-    def tokens_per_pass(self) -> float | None:
-        """committed / passes: exactly 1.0 for plain decoding. ``None`` without a pass."""
-        return self.committed / self.passes if self.passes else None
-
-    @property
-    def draft_rate(self) -> float | None:
-        """steps / passes. ``None`` without a pass."""
-        return self.steps / self.passes if self.passes else None
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """accepted / drafted (of a tree: nodes). ``None`` without a draft."""
-        return self.accepted / self.drafted if self.drafted else None
 
     def per_position(self) -> list[dict[str, int]]:
         """For each depth 1..: how many steps reached it and how many kept a draft token there."""

@@ -21,7 +21,7 @@ from typing import Any
 from outrider.errors import DataError, nearest
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["BrokenLine", "Inputs", "Row", "read_rows", "wrap"]
+__all__ = ["BrokenLine", "Inputs", "Row", "parse_object", "read_rows", "row_of", "wrap"]
 
 _PROMPT_KEYS = ("messages", "prompt", "conversations")
 _SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
@@ -111,7 +111,7 @@ def read_rows(data: bytes, *, name: str, chat: bool = True, keep_answers: bool =
         if not raw.strip():
             continue
         try:
-            row = _parse_row(raw, line=line, chat=chat, keep_answers=keep_answers)
+            row = row_of(parse_object(raw), line=line, chat=chat, keep_answers=keep_answers)
             if row.id in seen:
                 raise DataError(f"id {row.id!r} was used by an earlier line; ids must differ")
         except DataError as error:
@@ -128,8 +128,12 @@ def wrap(prompt: str, chat: bool) -> str | list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}] if chat else prompt
 
 
-def _parse_row(raw: bytes, *, line: int, chat: bool, keep_answers: bool) -> Row:
-    row = _parse_json(raw)
+def row_of(row: Mapping[str, Any], *, line: int, chat: bool = True, keep_answers: bool = False) -> Row:
+    """One row from its object; arguments as for :func:`read_rows`.
+
+    Raises:
+        DataError: what is wrong with it.
+    """
     for name, reason in _REFUSED_FIELDS.items():
         if row.get(name) is not None:
             raise DataError(reason)
@@ -149,7 +153,12 @@ def _parse_row(raw: bytes, *, line: int, chat: bool, keep_answers: bool) -> Row:
     )
 
 
-def _parse_json(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of one line.
+
+    Raises:
+        DataError: it is none.
+    """
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -6,11 +6,13 @@ Only faults that change output, or a number that is reported, are here; most of 
 from __future__ import annotations
 
 from tests.mutants.audits import AUDITS
-from tests.mutants.grammars import GRAMMARS
 from tests.mutants.doctor import DOCTOR
+from tests.mutants.grammars import GRAMMARS
+from tests.mutants.judgements import JUDGEMENTS
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
 from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
 from tests.mutants.mutant import Mutant
+from tests.mutants.replaying import REPLAYS
 from tests.mutants.scheduling import SCHEDULERS
 from tests.mutants.serving import SERVING
 
@@ -24,5 +26,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "grammars": GRAMMARS,
     "serving": SERVING,
     "doctor": DOCTOR,
+    "judgements": JUDGEMENTS,
+    "replays": REPLAYS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import audit, demo, doctor, export, generate, models, serve, train
+from outrider.cli import audit, demo, doctor, export, generate, measure, models, serve, train
 from outrider.errors import OutriderError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="generate", no_args_is_help=True)(generate.generate)
+app.command(name="measure", no_args_is_help=True)(measure.measure)
 app.command(name="demo")(demo.demo)
 app.command(name="serve")(serve.serve)
 app.command(name="doctor", no_args_is_help=True)(doctor.doctor)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from outrider.sampling.matcher import GrammarMatcher
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
+
+if TYPE_CHECKING:
+    from outrider.drafters.choice import DraftVocabulary
 
 __all__ = [
     "AheadDrafter",
@@ -24,6 +27,7 @@ __all__ = [
     "Drafter",
     "DrafterWithMemory",
     "DrafterWithPath",
+    "LawDrafter",
     "SharingDrafter",
     "TapDrafter",
     "parts_of",
@@ -176,3 +180,34 @@ def parts_of(drafter: Drafter | None) -> list[Drafter]:
     if isinstance(drafter, CompositeDrafter):
         return [leaf for part in drafter.parts for leaf in parts_of(part)]
     return [drafter]
+
+
+@runtime_checkable
+class LawDrafter(Protocol):
+    """A drafter of chains that can say what it would have drafted along a text that is already there.
+
+    Texts that the target has said can then be scored without decoding them again (:mod:`outrider.measure.replay`).
+
+    Attributes:
+        vocabulary: which tokens the columns of its logits are.
+        is_start_free: True if its law at a place depends on the text before it alone, not on where drafting began.
+    """
+
+    vocabulary: DraftVocabulary
+    is_start_free: bool
+
+    def most_drafts(self, num_tokens: int) -> int:
+        """Most draft tokens behind a text of so many tokens, whatever is asked for."""
+        ...
+
+    def logits_along(self, requests: Sequence[DraftRequest], continuations: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Draft logits ``[K, U]`` of each request: of its first draft token, then behind each continuation token in turn.
+
+        Args:
+            requests: texts that were started and observed.
+            continuations: K tokens each, taken for the drafts; the last of them is not read.
+
+        Returns:
+            K rows each; fewer where the drafter's window ends.
+        """
+        ...

@@ -35,6 +35,9 @@ from outrider.types import NO_DRAFT, Proposal
 
 __all__ = ["EagleDrafter"]
 
+MAX_CHAIN = 1 << 20
+"""No engine asks for more."""
+
 
 MOST_DRAFTS = 128
 """Longest chain that an engine may ask for."""
@@ -85,7 +88,8 @@ class EagleDrafter:
         self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize
         self._reader = EagleReader(self._entries, window)
         self._ids_U = head.target_ids().to(placement.device)
-        self._vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=self._ids_U)
+        self.vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=self._ids_U)
+        self.is_start_free = False  # past its first token a chain is drafted from the head's own outputs
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence begins; its prompt's taps follow."""
@@ -150,6 +154,28 @@ class EagleDrafter:
             self._expand(walk, requests, growths, growing, level)
         return growths
 
+    def most_drafts(self, num_tokens: int) -> int:
+        """As many as are asked for: what lies too far back is forgotten."""
+        return MAX_CHAIN
+
+    @torch.inference_mode()
+    def logits_along(self, requests: Sequence[DraftRequest], continuations: Sequence[Sequence[int]]) -> list[Tensor]:
+        """See :class:`outrider.drafters.base.LawDrafter`; one step of the walk for each token, all requests together."""
+        going = [index for index, tokens in enumerate(continuations) if tokens]
+        rows: list[list[Tensor]] = [[] for _ in requests]
+        if not going:
+            return [torch.empty(0, len(self._ids_U)) for _ in requests]
+        walkers, deepest = going, max(map(len, continuations))
+        walk = self._walk([requests[index] for index in walkers], deepest - 1, 1)
+        for depth in range(deepest):
+            going = [index for index in walkers if len(continuations[index]) > depth]
+            if depth > 0:
+                last = [[continuations[index][depth - 1]] if index in going else [] for index in walkers]
+                walk.step(last, [[0] * len(tokens) for tokens in last])
+            for index, row_U in zip(going, walk.logits().clone(), strict=True):
+                rows[index].append(row_U)
+        return [torch.stack(each) if each else torch.empty(0, len(self._ids_U)) for each in rows]
+
     def _expand(
         self,
         walk: DraftWalk,
@@ -165,7 +191,7 @@ class EagleDrafter:
             columns, logprobs = walk.best()
         else:
             paths = [growths[g].path(node) for g in growing for node in growths[g].frontier]
-            law_RU = tree_law(walk.logits(), wishes, sizes, level, self._vocabulary, paths)
+            law_RU = tree_law(walk.logits(), wishes, sizes, level, self.vocabulary, paths)
             best = law_RU.topk(min(growths[growing[0]].shape.width, law_RU.shape[1]), dim=-1)
             columns, logprobs = best.indices.tolist(), best.values.tolist()
         tokens = self._ids_U[torch.tensor(columns, device=self._ids_U.device)].tolist()
@@ -212,15 +238,15 @@ class EagleDrafter:
             columns, logprobs = walk.best()
             peaks = [math.exp(values[0]) for values in logprobs]
             rows = self._confident(going, peaks, confidences)
-            tokens = self._vocabulary.tokens([columns[row][0] for row in rows])
+            tokens = self.vocabulary.tokens([columns[row][0] for row in rows])
             return [going[row] for row in rows], tokens, [None] * len(rows)
-        logits_BU, rows = open_drafts(walk.logits(), wishes, [chains[index] for index in going], self._vocabulary)
+        logits_BU, rows = open_drafts(walk.logits(), wishes, [chains[index] for index in going], self.vocabulary)
         going, wishes = [going[row] for row in rows], [wishes[row] for row in rows]
         peaks = largest_probs(logits_BU, wishes) if self.min_prob and rows else [1.0] * len(going)
         rows = self._confident(going, peaks, confidences)
         if not rows:
             return [], [], []
-        tokens, laws = choose_tokens(logits_BU[rows], [wishes[row] for row in rows], depth, self._vocabulary)
+        tokens, laws = choose_tokens(logits_BU[rows], [wishes[row] for row in rows], depth, self.vocabulary)
         return [going[row] for row in rows], tokens, laws
 
     def _confident(self, going: Sequence[int], peaks: Sequence[float], confidences: list[float]) -> list[int]:

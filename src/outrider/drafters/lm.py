@@ -50,7 +50,8 @@ class LMDrafter:
         self.tree = tree
         self.model = model
         size = model.spec.vocab_size if vocab_size is None else vocab_size
-        self._vocabulary = DraftVocabulary(target_size=size)
+        self.vocabulary = DraftVocabulary(target_size=size)
+        self.is_start_free = True
         self._reader = DraftReader(model, size)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -68,6 +69,25 @@ class LMDrafter:
             for index, proposal in zip(able, drafted, strict=True):
                 proposals[index] = proposal
         return proposals
+
+    def most_drafts(self, num_tokens: int) -> int:
+        """Up to the end of the draft model's window."""
+        return self._reader.deepest(num_tokens)
+
+    @torch.inference_mode()
+    def logits_along(self, requests: Sequence[DraftRequest], continuations: Sequence[Sequence[int]]) -> list[Tensor]:
+        """See :class:`outrider.drafters.base.LawDrafter`; a continuation is read in one pass."""
+        found = []
+        for request, continuation in zip(requests, continuations, strict=True):
+            num_laws = min(len(continuation), self._reader.deepest(len(request.tokens)))
+            if num_laws == 0:
+                found.append(torch.empty(0, self._reader.vocab_size))
+                continue
+            first_BV = self._reader.catch_up([(request.sequence, request.tokens)])
+            rest = continuation[: num_laws - 1]
+            rows = [first_BV, self._reader.read_run(request.sequence, rest)] if rest else [first_BV]
+            found.append(torch.cat(rows))
+        return found
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Forget the drafts that were refused."""
@@ -107,11 +127,11 @@ class LMDrafter:
                 last = [chains[index][-1] for index in active]
                 logits_BV = self._reader.read_drafts([requests[index].sequence for index in active], last)
             paths = [chains[index] for index in active]
-            logits_BV, rows = open_drafts(logits_BV, [requests[i] for i in active], paths, self._vocabulary)
+            logits_BV, rows = open_drafts(logits_BV, [requests[i] for i in active], paths, self.vocabulary)
             active = [active[row] for row in rows]
             if not active:
                 break
-            tokens, probs = choose_tokens(logits_BV, [requests[i] for i in active], depth, self._vocabulary)
+            tokens, probs = choose_tokens(logits_BV, [requests[i] for i in active], depth, self.vocabulary)
             for index, token, probs_V in zip(active, tokens, probs, strict=True):
                 chains[index].append(token)
                 if probs_V is not None:
@@ -137,7 +157,7 @@ class LMDrafter:
                 logits_RV = self._read_frontiers([requests[i] for i in active], [growths[i] for i in active])
             sizes = [len(growths[index].frontier) for index in active]
             paths = [growths[index].path(node) for index in active for node in growths[index].frontier]
-            laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self._vocabulary, paths)
+            laws_RV = tree_law(logits_RV, [requests[i] for i in active], sizes, level, self.vocabulary, paths)
             for index, logprobs_NV in zip(active, torch.split(laws_RV, sizes), strict=True):
                 growths[index].expand(logprobs_NV)
         return [growth.proposal(self.name) for growth in growths]

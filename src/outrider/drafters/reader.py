@@ -95,6 +95,13 @@ class DraftReader:
             text.drafts.append(draft)
         return logits_BV
 
+    def read_run(self, sequence: int, drafts: Sequence[int]) -> Tensor:
+        """Read several draft tokens of one sequence in one pass, ``[len(drafts), V]`` logits behind each."""
+        text = self._texts[sequence]
+        logits_KV = self._read([text], [list(drafts)], logit_rows=tuple(range(len(drafts))))
+        text.drafts.extend(drafts)
+        return logits_KV
+
     def read_trees(
         self, sequences: Sequence[int], roots: Sequence[int], trees: Sequence[DraftTree], leaves: Sequence[int]
     ) -> Tensor:
