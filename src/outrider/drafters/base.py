@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.sampling.params import SamplingParams
 from outrider.types import DraftMode, Proposal
 
-__all__ = ["DraftRequest", "Drafter", "DrafterWithPath", "TapDrafter"]
+__all__ = ["DraftRequest", "Drafter", "DrafterWithPath", "ModelDrafter", "TapDrafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class DraftRequest:
         params: the request's sampling fields.
         seed, choice: with the absolute position they key the noise of ``SHARED`` and ``DRAWN`` drafts (law 7). The token
             at index i of the sequence has position i; the first draft token's position is ``len(tokens)``.
+        drafter: which of a portfolio's drafters is asked (:mod:`outrider.drafters.portfolio`); all others ignore it.
     """
 
     sequence: int
@@ -40,6 +41,7 @@ class DraftRequest:
     params: SamplingParams
     seed: int
     choice: int
+    drafter: str = ""
 
 
 class Drafter(Protocol):
@@ -99,3 +101,23 @@ class DrafterWithPath(Protocol):
     """
 
     path: str
+
+
+@runtime_checkable
+class ModelDrafter(Protocol):
+    """A drafter that runs passes of a model, which are worth timing and planning. All others are taken for cheap.
+
+    Attributes:
+        cost_key: what its passes' times depend on: shape, precision, path; tables of times are kept by it.
+        nodes_per_level: draft nodes for each level of depth, 1 for chains.
+        card_rates: of the drafts at each depth that verification arrived at, the share that was kept when the drafter was
+            evaluated; empty where nobody knows.
+    """
+
+    cost_key: str
+    nodes_per_level: float
+    card_rates: tuple[float, ...]
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Rows that it would have to read before it can draft behind a sequence of ``num_tokens`` committed tokens."""
+        ...

@@ -53,11 +53,15 @@ RULES = ("tree", "chain", "paper")
 
 @dataclass(slots=True)
 class _Active:
-    """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read."""
+    """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read.
+
+    Its own index holds the first ``num_indexed`` tokens; the others are added when a draft is asked for.
+    """
 
     index: SuffixIndex
     tokens: Sequence[int]
     num_prompt: int
+    num_indexed: int = 0
     node: int = START
     matched: int = 0
     num_read: int = 0
@@ -126,11 +130,9 @@ class SuffixDrafter:
             self._remember(tokens)
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Index the prompt."""
+        """A sequence begins. Its text is indexed when the first draft is asked for."""
         assert sequence not in self._active, sequence
-        index = SuffixIndex(self.max_depth)
-        index.append(tokens)
-        self._active[sequence] = _Active(index, tokens, len(tokens))
+        self._active[sequence] = _Active(SuffixIndex(self.max_depth), tokens, len(tokens))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One chain, or ``NO_DRAFT``, for each request."""
@@ -138,17 +140,13 @@ class SuffixDrafter:
 
     def candidates(self, request: DraftRequest, num_nodes: int) -> ScoredTree:
         """The likeliest nodes, by the rule ``tree`` (or ``chain``), with their estimates."""
-        active = self._active[request.sequence]
-        if self._shared.num_texts:
-            self._read_shared(active, request.tokens)
+        active = self._caught_up(request)
         tokens, parents, probs = self._likeliest(active, request.num_draft_tokens, num_nodes)
         return ScoredTree(tokens, parents, [log(prob) for prob in probs])
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
-        """Index the new tokens."""
-        active = self._active[sequence]
-        active.tokens = tokens
-        active.index.append(tokens[len(tokens) - num_new :])
+        """Nothing yet: whoever drafts rarely indexes rarely."""
+        self._active[sequence].tokens = tokens
 
     def finish(self, sequence: int) -> None:
         """Free the sequence's index and remember its response."""
@@ -164,17 +162,25 @@ class SuffixDrafter:
             self._shared.remove_oldest()
         self._version += 1
 
-    def _propose_one(self, request: DraftRequest) -> Proposal:
+    def _caught_up(self, request: DraftRequest) -> _Active:
+        """The sequence, with all of its tokens read."""
         active = self._active[request.sequence]
+        active.index.append(request.tokens[active.num_indexed :])
+        active.num_indexed = len(request.tokens)
         if self._shared.num_texts:
             self._read_shared(active, request.tokens)
-        draft = self._draft_path if self.rule == "paper" else self._draft_tree
-        tokens, parents = draft(active, request.num_draft_tokens)
-        return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter=self.name) if tokens else NO_DRAFT
+        return active
 
-    def _draft_tree(self, active: _Active, wanted: int) -> tuple[Sequence[int], Sequence[int]]:
-        tokens, parents, _ = self._likeliest(active, wanted, wanted)
-        return tokens, parents
+    def _propose_one(self, request: DraftRequest) -> Proposal:
+        active, wanted = self._caught_up(request), request.num_draft_tokens
+        if self.rule == "paper":
+            path, parents = self._draft_path(active, wanted)
+            return Proposal(tokens=tuple(path), parents=tuple(parents), drafter=self.name) if path else NO_DRAFT
+        tokens, above, probs = self._likeliest(active, wanted, wanted)
+        if not tokens:
+            return NO_DRAFT
+        scores = tuple(log(prob) for prob in probs)
+        return Proposal(tokens=tuple(tokens), parents=tuple(above), drafter=self.name, scores=scores)
 
     def _likeliest(self, active: _Active, depth: int, num_nodes: int) -> tuple[list[int], list[int], list[float]]:
         sources, places = [Source(active.index, OWN_DOUBT)], [active.index.end]

@@ -14,12 +14,16 @@ import torch
 
 from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter, DrafterWithPath
+from outrider.drafters.portfolio import members_of
 from outrider.engine.batch import Batch
 from outrider.engine.config import EngineConfig
-from outrider.engine.planner import Planner, RowCosts
+from outrider.engine.costs import CostTable
+from outrider.engine.measure_costs import load_or_measure
+from outrider.engine.planner import Planner
 from outrider.engine.request import Prompt, build_request
 from outrider.engine.result import GenerationResult, StreamEvent
 from outrider.engine.sequence import LiveSequence
+from outrider.engine.speculation import SpeculationParams
 from outrider.engine.step import Machinery, decode_step
 from outrider.errors import ConfigError
 from outrider.models.base import Target
@@ -37,7 +41,8 @@ class Engine:
         drafter: who proposes; ``None`` decodes plainly.
         config: how to speculate and batch.
         entropy: source of 63-bit seeds for requests without one; the default asks the operating system.
-        costs: pass time by rows, for the adaptive schedule; measured here in a fraction of a second if not given.
+        costs: of passes and drafts, for the adaptive schedule; if not given, measured here in a second or two, or read
+            from the cache folder if that was done before.
 
     Example::
 
@@ -54,18 +59,20 @@ class Engine:
         drafter: Drafter | None = None,
         config: EngineConfig | None = None,
         entropy: Callable[[], int] | None = None,
-        costs: RowCosts | None = None,
+        costs: CostTable | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.config = config or EngineConfig()
         self.tokenizer = getattr(target, "tokenizer", None)
         self._entropy = entropy or (lambda: secrets.randbits(63))
+        # Who never drafts need not follow the texts.
+        active = drafter if self.config.num_draft_tokens > 0 else None
         self._machinery = Machinery(
-            target=target, cache=target.new_cache(), drafter=drafter, verification=self.config.verification
+            target=target, cache=target.new_cache(), drafter=active, verification=self.config.verification
         )
         self._has_own_threads = target.spec.path.startswith("native")
-        self.planner = Planner(self.config, self._row_costs(costs))
+        self.planner = Planner(self.config, self._cost_table(costs), members_of(active))
         self._batch = Batch(self._machinery, self.config, self.tokenizer)
         self._ids = itertools.count()
         self._live: set[str] = set()
@@ -80,21 +87,33 @@ class Engine:
         """True while a request waits or runs, or an event has not been handed out."""
         return bool(self._batch.waiting or self._batch.running or self._undelivered)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        speculation: SpeculationParams | None = None,
+    ) -> str:
         """Queue a request; returns its id.
 
         Raises:
             PromptError, SamplingError: what was given is not possible; nothing was queued.
-            ConfigError: the id is in use.
+            ConfigError: the id is in use, or ``speculation`` asks for what this engine has not.
         """
         params = params or SamplingParams()
+        if speculation is not None:
+            speculation.check([each.name for each in members_of(self.drafter)], self.config.num_draft_tokens)
         with self._lock:
             id = id if id is not None else f"request-{next(self._ids)}"
             if id in self._live:
                 raise ConfigError(f"request id {id!r} is in use; give another, or none")
             seed = params.seed if params.seed is not None else self._entropy()
             spec, tokenizer = self.target.spec, self.tokenizer
-            self._batch.waiting.append(build_request(prompt, params, id=id, seed=seed, spec=spec, tokenizer=tokenizer))
+            request = build_request(
+                prompt, params, id=id, seed=seed, spec=spec, tokenizer=tokenizer, speculation=speculation
+            )
+            self._batch.waiting.append(request)
             self._live.add(id)
             return id
 
@@ -113,7 +132,7 @@ class Engine:
             events += self._report(self._batch.admit())
             running = list(self._batch.running)
             if running:
-                reports = decode_step(self._machinery, running, self.planner.budgets(running))
+                reports = decode_step(self._machinery, self.planner, running)
                 events += self._report(zip(running, reports, strict=True))
             return events
 
@@ -214,9 +233,13 @@ class Engine:
             "sampling": asdict(params),
         }
 
-    def _row_costs(self, given: RowCosts | None) -> RowCosts:
-        is_needed = self.drafter is not None and self.config.schedule == "adaptive" and self.config.num_draft_tokens > 0
-        return given or (RowCosts.measured(self.target) if is_needed else RowCosts())
+    def _cost_table(self, given: CostTable | None) -> CostTable:
+        members = members_of(self.drafter)
+        is_needed = bool(members) and self.config.schedule == "adaptive" and self.config.num_draft_tokens > 0
+        if given is not None or not is_needed:
+            return given or CostTable()
+        with torch.inference_mode(), one_torch_thread(self._has_own_threads):
+            return load_or_measure(self.target, members)
 
     @property
     def _drafter_name(self) -> str:
@@ -258,7 +281,6 @@ class Engine:
     def _report(self, pairs: Iterable[tuple[LiveSequence, StepReport]]) -> list[StreamEvent]:
         events = []
         for sequence, report in pairs:
-            self.planner.record(sequence, report)
             events.append(self._event(sequence, report))
             if sequence.finish_reason is not None:
                 self._retire(sequence)

@@ -28,8 +28,10 @@ class PassCost:
     is_prefill: bool = False
 
 
-def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost) -> StepReport:
-    """The record of one sequence's share in a pass that committed ``tokens``."""
+def report_of(
+    proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost, planned: int = 0
+) -> StepReport:
+    """The record of one sequence's share in a pass that committed ``tokens``; ``planned`` is what the planner allowed."""
     depths = proposal.depths
     was_cut = len(tokens) <= len(verdict.path)
     deepest = len(tokens) if was_cut else max(depths, default=0)
@@ -48,6 +50,7 @@ def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cos
         other_ms=cost.other_ms,
         batch_size=cost.batch_size,
         rows=cost.rows,
+        planned=planned,
         is_prefill=cost.is_prefill,
     )
 

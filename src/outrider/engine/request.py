@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from outrider.engine.sequence import Request
+from outrider.engine.speculation import DEFAULT_SPECULATION, SpeculationParams
 from outrider.errors import PromptError, SamplingError
 from outrider.models.base import TargetSpec
 from outrider.models.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ def build_request(
     seed: int,
     spec: TargetSpec,
     tokenizer: Tokenizer | None,
+    speculation: SpeculationParams | None = None,
 ) -> Request:
     """Tokenise and check.
 
@@ -47,7 +49,13 @@ def build_request(
             f"the prompt has {len(tokens)} tokens, the window of {spec.name} {spec.max_positions}; "
             f"shorten it to at most {spec.max_positions - 1}"
         )
-    return Request(id=id, prompt=tuple(tokens), params=_resolve(params, spec, tokenizer), seed=seed)
+    return Request(
+        id=id,
+        prompt=tuple(tokens),
+        params=_resolve(params, spec, tokenizer),
+        seed=seed,
+        speculation=speculation or DEFAULT_SPECULATION,
+    )
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:

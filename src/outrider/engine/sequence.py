@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.result import GenerationResult, StreamEvent, Timing, Usage
+from outrider.engine.speculation import DEFAULT_SPECULATION, SpeculationParams
 from outrider.engine.stop import OutputText, StopRules
 from outrider.metrics import SpeculationStats
 from outrider.sampling.params import SamplingParams
@@ -18,12 +19,13 @@ __all__ = ["LiveSequence", "Request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request: a prompt as token ids and resolved sampling fields."""
+    """A validated request: a prompt as token ids, resolved sampling fields, and its own wishes for speculation."""
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
+    speculation: SpeculationParams = DEFAULT_SPECULATION
     submitted: float = field(default_factory=time.perf_counter)
 
 
@@ -64,6 +66,14 @@ class LiveSequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def speculation(self) -> SpeculationParams:
+        return self.request.speculation
 
     @property
     def most_drafts(self) -> int:

@@ -1,4 +1,5 @@
-"""One step: propose, one target pass, verify, commit, forget what was refused. Plain decoding is the empty proposal.
+"""One step: plan, propose, one target pass, verify, commit, forget what was refused, learn. Plain decoding is the empty
+proposal.
 
 Rows of a sequence in the pass: its last committed token (the root, whose keys and values are not cached yet), then its
 draft nodes. With 7 tokens committed, 6 of them cached, and the chain a-b-c proposed::
@@ -20,14 +21,16 @@ from dataclasses import dataclass
 
 from outrider.cache.base import Cache
 from outrider.device import synchronize
-from outrider.drafters.base import Drafter, DraftRequest
+from outrider.drafters.base import Drafter
+from outrider.engine.drafting import draft
 from outrider.engine.judge import Judged, judge
+from outrider.engine.planner import Planner
 from outrider.engine.report import PassCost, report_of
 from outrider.engine.sequence import LiveSequence
 from outrider.engine.taps import hand_over, wanted_taps
 from outrider.models.base import PackedRows, Target
 from outrider.sampling.laws import ProcessedLaws
-from outrider.types import NO_DRAFT, ROOT, Proposal, StepReport
+from outrider.types import ROOT, Proposal, StepReport
 
 __all__ = ["Machinery", "commit", "decode_step"]
 
@@ -42,31 +45,34 @@ class Machinery:
     verification: str
 
 
-def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[StepReport]:
+def decode_step(machinery: Machinery, planner: Planner, sequences: Sequence[LiveSequence]) -> list[StepReport]:
     """Decode one step of all sequences together.
 
     Args:
         machinery: target, cache, drafter.
+        planner: says who drafts, and learns what came of it.
         sequences: running sequences, each with one uncached token.
-        budgets: most draft depth for each; 0 everywhere is plain decoding.
 
     Returns:
         One report a sequence, already recorded on it.
     """
-    target, cache = machinery.target, machinery.cache
+    target, cache, drafter = machinery.target, machinery.cache, machinery.drafter
     begun = time.perf_counter()
-    proposals = _propose(machinery, sequences, budgets)
+    plan, proposals = draft(drafter, planner, sequences, machinery.verification)
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
     rows = _pack(sequences, proposals, bases, target)
-    taps = wanted_taps(machinery.drafter)
+    listeners = [planner.wants_taps(sequence) for sequence in sequences]
+    taps = wanted_taps(drafter) if any(listeners) else ()
     judged = judge(target, cache, rows, sequences=sequences, proposals=proposals, taps=taps)
     synchronize(target.spec.device)
     verified = time.perf_counter()
     committed = commit(machinery, sequences, proposals, judged)
     for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=True):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
-    hand_over(machinery.drafter, [s.key for s in sequences], rows, judged.verdicts, judged.taps)
+    if taps:
+        keys = [s.key if listens else None for s, listens in zip(sequences, listeners, strict=True)]
+        hand_over(drafter, keys, rows, judged.verdicts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
         verify_ms=(verified - drafted) * 1e3,
@@ -74,9 +80,13 @@ def decode_step(machinery: Machinery, sequences: Sequence[LiveSequence], budgets
         batch_size=len(sequences),
         rows=len(rows.tokens_R),
     )
-    reports = [report_of(*entry, cost) for entry in zip(proposals, judged.verdicts, committed, strict=True)]
+    reports = [
+        report_of(*entry, cost, planned=ask.depth)
+        for *entry, ask in zip(proposals, judged.verdicts, committed, plan.asks, strict=True)
+    ]
     for sequence, report in zip(sequences, reports, strict=True):
         sequence.record(report)
+    planner.learn(plan, sequences, proposals, reports)
     return reports
 
 
@@ -106,29 +116,6 @@ def _commit_one(
         sequence.logprobs.extend(laws.token_logprobs(index, stood[:count], tokens, paths))
     sequence.append(tokens, reason)
     return tokens
-
-
-def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[Proposal]:
-    proposals = [NO_DRAFT] * len(sequences)
-    wanted = [index for index, budget in enumerate(budgets) if budget > 0]
-    if machinery.drafter is None or not wanted:
-        return proposals
-    requests = [_draft_request(sequences[index], budgets[index], machinery.verification) for index in wanted]
-    for index, proposal in zip(wanted, machinery.drafter.propose(requests), strict=True):
-        proposals[index] = proposal
-    return proposals
-
-
-def _draft_request(sequence: LiveSequence, budget: int, verification: str) -> DraftRequest:
-    return DraftRequest(
-        sequence=sequence.key,
-        tokens=sequence.tokens,
-        num_draft_tokens=budget,
-        mode=sequence.draft_mode(verification),
-        params=sequence.params,
-        seed=sequence.request.seed,
-        choice=sequence.index,
-    )
 
 
 def _pack(

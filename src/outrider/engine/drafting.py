@@ -1,0 +1,87 @@
+"""The drafting of a step: ask lookups, ask models, leave out what does not pay; in this order and no other (law 5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from outrider.drafters.base import Drafter, DraftRequest, ModelDrafter
+from outrider.drafters.portfolio import members_of
+from outrider.engine.plan import Ask, Call, StepPlan
+from outrider.engine.planner import Planner
+from outrider.engine.sequence import LiveSequence
+from outrider.types import NO_DRAFT, Proposal
+
+__all__ = ["draft"]
+
+
+def draft(
+    drafter: Drafter | None, planner: Planner, sequences: Sequence[LiveSequence], verification: str
+) -> tuple[StepPlan, list[Proposal]]:
+    """Plan a step and draft for it.
+
+    Args:
+        drafter: one, a portfolio, or none.
+        planner: decides who is asked.
+        sequences: of the step.
+        verification: of the engine; with the request it gives the mode of drafting.
+
+    Returns:
+        The plan, and one proposal a sequence.
+    """
+    plan = planner.open(sequences)
+    proposals = [NO_DRAFT] * len(sequences)
+    if drafter is None:
+        return plan, planner.prune(plan, sequences, proposals)
+    _ask(drafter, plan, sequences, plan.asks, proposals, verification)
+    asks = planner.ask_models(plan, sequences, proposals)
+    if asks:
+        found = [NO_DRAFT] * len(sequences)
+        _ask(drafter, plan, sequences, asks, found, verification)
+        for index, ask in enumerate(asks):
+            # A model that has nothing to say gave up before it drew a token: the lookup's find may stand.
+            if ask.depth and len(found[index]) == 0 and len(proposals[index]):
+                plan.silent.append((index, ask.drafter))
+            elif ask.depth:
+                plan.asks[index], proposals[index] = ask, found[index]
+    return plan, planner.prune(plan, sequences, proposals)
+
+
+def _ask(
+    drafter: Drafter,
+    plan: StepPlan,
+    sequences: Sequence[LiveSequence],
+    asks: Sequence[Ask],
+    proposals: list[Proposal],
+    verification: str,
+) -> None:
+    """Call each drafter that is asked once, for all of its sequences; its time is kept."""
+    for member in members_of(drafter):
+        mine = [index for index, ask in enumerate(asks) if ask.depth and ask.drafter == member.name]
+        if not mine:
+            continue
+        wishes = [_draft_request(sequences[index], asks[index], verification) for index in mine]
+        num_read = 0
+        if isinstance(member, ModelDrafter):
+            num_read = sum(member.backlog(wish.sequence, len(wish.tokens)) for wish in wishes)
+        began = time.perf_counter()
+        found = member.propose(wishes)
+        ms = (time.perf_counter() - began) * 1e3
+        for index, proposal in zip(mine, found, strict=True):
+            proposals[index] = proposal
+        depth = max((max(proposal.depths, default=0) for proposal in found), default=0)
+        call = Call(drafter=member.name, num_sequences=len(mine), depth=max(1, depth), num_read=num_read, ms=ms)
+        plan.calls.append(call)
+
+
+def _draft_request(sequence: LiveSequence, ask: Ask, verification: str) -> DraftRequest:
+    return DraftRequest(
+        sequence=sequence.key,
+        tokens=sequence.tokens,
+        num_draft_tokens=ask.depth,
+        mode=sequence.draft_mode(verification),
+        params=sequence.params,
+        seed=sequence.request.seed,
+        choice=sequence.index,
+        drafter=ask.drafter,
+    )
