@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from outrider.engine.config import EngineConfig
     from outrider.engine.engine import Engine
     from outrider.engine.result import GenerationResult
+    from outrider.engine.speculation import SpeculationParams
     from outrider.models.load import load_target
     from outrider.sampling.params import SamplingParams
 
@@ -55,6 +56,7 @@ __all__ = [
     "PromptError",
     "SamplingError",
     "SamplingParams",
+    "SpeculationParams",
     "UnsupportedModel",
     "VocabularyMismatch",
     "WeightsError",
@@ -68,6 +70,7 @@ _HOMES = {
     "EngineConfig": "outrider.engine.config",
     "GenerationResult": "outrider.engine.result",
     "SamplingParams": "outrider.sampling.params",
+    "SpeculationParams": "outrider.engine.speculation",
     "load_target": "outrider.models.load",
     "make_drafter": "outrider.drafters.build",
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DraftRequest, DrafterWithPath, ModelDrafter, TapDrafter
+from outrider.drafters.base import DrafterWithPath, DraftRequest, ModelDrafter, TapDrafter
 from outrider.drafters.build import make_drafter
 from outrider.drafters.head_folder import save_head
 from outrider.drafters.portfolio import Portfolio, TapPortfolio, members_of, portfolio_of

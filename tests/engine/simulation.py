@@ -102,7 +102,9 @@ def best_fixed(batch: int, chance: float, most: int = 8, costs: DraftCosts = HEA
     return max(fixed_speed(batch, k, chance, costs) for k in range(most + 1))
 
 
-def make_planner(*, k: int = 8, costs: CostTable = TABLE, schedule: str = "adaptive", card: tuple[float, ...] = ()) -> Planner:
+def make_planner(
+    *, k: int = 8, costs: CostTable = TABLE, schedule: str = "adaptive", card: tuple[float, ...] = ()
+) -> Planner:
     """With one model drafter."""
     config = EngineConfig.from_dict({"num_draft_tokens": k, "schedule": schedule})
     return Planner(config, costs, [FakeModel(card_rates=card)])  # type: ignore[list-item]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -53,7 +54,7 @@ def test_survivals_are_products_and_fall() -> None:
         own.add(flags, decay=0.9)
         pooled.belief.add(flags, decay=0.99)
     survivals = pooled.survivals(own, 6)
-    assert len(survivals) == 6 and all(a > b > 0 for a, b in zip(survivals, survivals[1:], strict=False))
+    assert len(survivals) == 6 and all(a > b > 0 for a, b in itertools.pairwise(survivals))
     assert pooled.survivals(own, 6, is_offered=True)[0] >= survivals[0]
 
 

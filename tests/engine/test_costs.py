@@ -47,9 +47,7 @@ def test_longer_contexts_and_more_sequences_cost_more() -> None:
 
 def observe(live: LiveCosts, rows: int, factor: float, times: int) -> None:
     for _ in range(times):
-        live.learn_pass(
-            num_sequences=1, rows=rows, context=10, verify_ms=factor * TABLE.passes(rows), other_ms=0.5
-        )
+        live.learn_pass(num_sequences=1, rows=rows, context=10, verify_ms=factor * TABLE.passes(rows), other_ms=0.5)
 
 
 def test_a_slower_machine_is_noticed_everywhere() -> None:

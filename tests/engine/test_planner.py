@@ -136,7 +136,9 @@ def test_a_request_may_name_its_drafter() -> None:
     for schedule in ("adaptive", "fixed"):
         config = EngineConfig.from_dict({"schedule": schedule})
         planner = Planner(config, table, members)  # type: ignore[arg-type]
-        sequences = [Running(key=key, speculation=SpeculationParams(drafter=name)) for key, name in enumerate(("two", "one"))]
+        sequences = [
+            Running(key=key, speculation=SpeculationParams(drafter=name)) for key, name in enumerate(("two", "one"))
+        ]
         plan = planner.open(sequences)
         asks = planner.ask_models(plan, sequences, [NO_DRAFT] * 2) or plan.asks
         assert [ask.drafter for ask in asks] == ["two", "one"]
@@ -167,7 +169,10 @@ def copied(*chances: float) -> Proposal:
         total += math.log(chance)
         scores.append(total)
     return Proposal(
-        tokens=tuple(range(len(chances))), parents=tuple(range(-1, len(chances) - 1)), drafter="lookup", scores=tuple(scores)
+        tokens=tuple(range(len(chances))),
+        parents=tuple(range(-1, len(chances) - 1)),
+        drafter="lookup",
+        scores=tuple(scores),
     )
 
 

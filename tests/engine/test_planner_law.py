@@ -145,7 +145,9 @@ class Enumeration:
     decisions: set[tuple[str, int]] = field(default_factory=set)
 
 
-def enumerate_world(logits: Tensor, laws: Sequence[Sequence[int]], verify_ms: Sequence[float] = (10, 14, 18.5)) -> Enumeration:
+def enumerate_world(
+    logits: Tensor, laws: Sequence[Sequence[int]], verify_ms: Sequence[float] = (10, 14, 18.5)
+) -> Enumeration:
     """Decode ``LENGTH`` tokens behind the prompt (0,) in every way that there is."""
     head, found = Head(laws), Enumeration()
     members = [Copy(), head]

@@ -61,7 +61,7 @@ def test_the_named_drafter_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"drafter": "tree"}, "speculation.drafter 'tree' is unknown, did you mean 'trees'.*random, trees"),
+        ({"drafter": "tree"}, "speculation.drafter 'tree' is unknown; did you mean 'trees'.*random, trees"),
         ({"num_draft_tokens": 5}, "speculation.num_draft_tokens 5 is more.*0 to 4"),
     ],
 )

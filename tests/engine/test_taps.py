@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
+from outrider.engine import planner as planner_module
 from outrider.engine.config import EngineConfig
+from outrider.engine.costs import CostTable, DraftCosts, RowCosts
 from outrider.engine.engine import Engine
 from outrider.models.base import ForwardResult, PackedRows
 from outrider.models.table import TableModel
@@ -79,6 +81,48 @@ def test_a_reused_prefix_has_no_taps() -> None:
     engine.generate([[1, 2, 3, *first.token_ids, 4]], params)
     assert listener.first == {0: 0, 1: 22}
     assert listener.seen > 4
+
+
+class Patient(Listener):
+    """A reader that runs a model, nothing of which is ever kept; passes may go by without its hidden states."""
+
+    cost_key, nodes_per_level, card_rates = "patient", 1.0, (0.0,)
+
+    def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
+        known = self.absorbed.setdefault(sequence, [])
+        if start != self.first.setdefault(sequence, start) + len(known):
+            self.first[sequence] = start
+            known.clear()
+        super().absorb(sequence, start, taps_RD)
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        return 1
+
+
+def test_passes_of_the_long_idle_compute_no_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sequences' hidden states lapse; before the next try they are kept again, without a gap up to it."""
+    asked: list[bool] = []
+    forward = TableModel.forward
+
+    def spy(self: TableModel, rows: PackedRows, cache: object, *, taps: Sequence[int] = ()) -> ForwardResult:
+        asked.append(bool(taps))
+        return forward(self, rows, cache, taps=taps)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TableModel, "forward", spy)
+    monkeypatch.setattr(planner_module, "TRY_SHARE", 0.0)
+    costs = CostTable(passes=RowCosts(rows=(1, 8), ms=(10.0, 20.0)), drafts={"random": DraftCosts(fixed=30.0)})
+    patient = Patient(random_chains(1))
+    engine = Engine(table_model(), drafter=patient, costs=costs)
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=400))
+    for _ in range(200):
+        engine.step()
+    assert all(asked[: planner_module.LAPSE]) and not any(asked[planner_module.LAPSE + 5 :])
+    assert patient.seen == 0
+    engine.planner._purse_ms = 1000.0
+    for _ in range(100):
+        engine.step()
+    assert patient.seen >= 1, "it was tried again, on hidden states up to the last token"
+    assert any(asked[200:])
 
 
 @pytest.mark.parametrize("kind", ["none", "scripted", "listener"])

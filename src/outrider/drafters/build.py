@@ -85,7 +85,7 @@ def make_drafter(
         ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
         DataError: a file of past answers that cannot be read.
     """
-    if spec.startswith("auto:"):
+    if spec.partition(":")[0] == "auto":
         made = [make_drafter(each, target, dtype=dtype, tree=tree, offline=offline) for each in _members(spec)]
         return portfolio_of([member for member in made if member is not None], name=spec)
     name, options = _parse(spec)

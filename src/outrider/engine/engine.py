@@ -188,14 +188,19 @@ class Engine:
             self._abandon(order)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        speculation: SpeculationParams | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Decode one prompt beside whatever else this event loop streams; steps run in a worker thread.
 
         Closing the iterator, or cancelling its task, cancels the request.
         """
         params = params or SamplingParams()
-        id = await asyncio.to_thread(self.submit, prompt, params, id=id)
+        id = await asyncio.to_thread(self.submit, prompt, params, id=id, speculation=speculation)
         queue = self._queues[id] = asyncio.Queue()
         missing = params.n
         try:
