@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from outrider.engine.beliefs import Belief, Calibration, Evidence, Pooled, evidence_of, tested_groups
+from outrider.engine.beliefs import Belief, Calibration, Evidence, Pooled, evidence_of, sibling_groups
 from outrider.engine.report import PassCost, report_of
 from outrider.types import Proposal, StepReport, Verdict
 
@@ -92,7 +92,7 @@ def tree() -> Proposal:
 def test_groups_that_verification_stood_before(
     path: tuple[int, ...], next_token: int, cut: int | None, expected: list[tuple[list[float], int]]
 ) -> None:
-    found = list(tested_groups(tree(), report(tree(), path, next_token, cut)))
+    found = list(sibling_groups(tree(), report(tree(), path, next_token, cut)))
     assert [kept for _, kept in found] == [kept for _, kept in expected]
     for (estimates, _), (wanted, _) in zip(found, expected, strict=True):
         assert estimates == pytest.approx(wanted)

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.types import ROOT, Proposal, StepReport
 
-__all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", "tested_groups"]
+__all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", "sibling_groups"]
 
 DECAY, IDLE_DECAY = 0.9, 0.97
 """Weight of older evidence after each step that asked the drafter, and after each that did not."""
@@ -42,7 +42,7 @@ def evidence_of(report: StepReport) -> tuple[bool, ...]:
     return tuple(flags)
 
 
-def tested_groups(proposal: Proposal, report: StepReport) -> Iterable[tuple[list[float], int]]:
+def sibling_groups(proposal: Proposal, report: StepReport) -> Iterable[tuple[list[float], int]]:
     """Siblings that verification stood before: what each was said to be worth there, and which was kept (-1: none)."""
     assert proposal.scores is not None
     node = ROOT
@@ -255,7 +255,7 @@ class Evidence:
         own.belief.add(flags, decay=DECAY)
         pooled.belief.add(flags, decay=POOLED_DECAY)
         if proposal.scores is not None and len(proposal):
-            for estimates, kept in tested_groups(proposal, report):
+            for estimates, kept in sibling_groups(proposal, report):
                 own.belief.expected += sum(map(pooled.calibration, estimates))
                 own.belief.got += kept >= 0
                 pooled.calibration.add(estimates, kept)

@@ -143,7 +143,7 @@ class LiveCosts:
         """What a step costs besides its rows: further sequences, long contexts of the roots, and the engine's own work."""
         table = self.table
         attended = num_sequences * max(0.0, context - CONTEXT) * table.attended_ms
-        return self._drift * (table.sequence_ms * (num_sequences - 1) + attended) + self._other_ms * num_sequences
+        return self._drift * (table.sequence_ms * max(0, num_sequences - 1) + attended) + self._other_ms * num_sequences
 
     def row_ms(self, context: float) -> float:
         """What a draft row costs besides its place on the curve."""

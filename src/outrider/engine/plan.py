@@ -42,7 +42,7 @@ class StepPlan:
     Attributes:
         asks: of each sequence, who was asked how deep.
         gains: tokens expected of each sequence's drafts, as far as decided.
-        num_rows: packed rows expected. context: cached tokens of a sequence on average.
+        num_rows: packed rows expected. num_other_rows: those of prompts among them. context: cached tokens of a sequence on average.
         plain_ms: predicted time of the step without drafts.
         calls: of drafters.
         silent: (sequence, drafter) that were asked and had nothing, where another's drafts are verified instead.
@@ -55,6 +55,7 @@ class StepPlan:
     num_rows: float
     context: float
     plain_ms: float
+    num_other_rows: int = 0
     calls: list[Call] = field(default_factory=list)
     silent: list[tuple[int, str]] = field(default_factory=list)
     tries: int = 0

@@ -83,19 +83,32 @@ class Planner:
         self.log = PlanLog()
         self._purse_ms = 0.0
 
-    def open(self, sequences: Sequence[Plannable]) -> StepPlan:
-        """A step begins: who is asked first. With a fixed schedule that is all."""
+    def open(self, sequences: Sequence[Plannable], *, num_other_rows: int = 0) -> StepPlan:
+        """A step begins: who is asked first. With a fixed schedule that is all.
+
+        Args:
+            sequences: of the step; there may be none.
+            num_other_rows: of prompts that are read in the same pass.
+        """
         self.evidence.step += 1
         size = len(sequences)
-        context = sum(s.num_tokens for s in sequences) / size
-        plain_ms = self.costs.passes(size)[size] + self.costs.around_ms(size, context)
+        rows = size + num_other_rows
+        context = sum(s.num_tokens for s in sequences) / max(1, size)
+        plain_ms = self.costs.passes(rows)[rows] + self.costs.around_ms(size, context)
         self._purse_ms = min(self._purse_ms + TRY_SHARE * plain_ms, PURSE_STEPS * plain_ms)
         plan = StepPlan(
-            asks=[NO_ASK] * size, gains=[0.0] * size, num_rows=float(size), context=context, plain_ms=plain_ms
+            asks=[NO_ASK] * size,
+            gains=[0.0] * size,
+            num_rows=float(rows),
+            num_other_rows=num_other_rows,
+            context=context,
+            plain_ms=plain_ms,
         )
-        if self._most and self._is_fixed:
+        if not self._most or not size:
+            return plan
+        if self._is_fixed:
             plan.asks = [self._fixed_ask(sequence) for sequence in sequences]
-        elif self._most and self._lookups:
+        elif self._lookups:
             self._plan_lookups(plan, sequences)
         return plan
 
@@ -107,7 +120,7 @@ class Planner:
             sequences: of this step.
             proposals: what the lookups found, one a sequence.
         """
-        if self._is_fixed or not self._most or not self._models:
+        if self._is_fixed or not self._most or not self._models or not sequences:
             return []
         asks = [NO_ASK] * len(sequences)
         for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True)):
@@ -124,7 +137,7 @@ class Planner:
             plan.gains, plan.predicted_ms = [0.0] * len(proposals), plan.plain_ms + self._spent_ms(plan)
             return list(proposals)
         probs: dict[int, list[float]] = {}
-        gains, rows = [0.0] * len(proposals), len(proposals)
+        gains, rows = [0.0] * len(proposals), len(proposals) + plan.num_other_rows
         for index, (sequence, ask, proposal) in enumerate(zip(sequences, plan.asks, proposals, strict=True)):
             if proposal.scores is not None and len(proposal) and not self._is_fixed:
                 probs[index] = self.evidence.probs(sequence.key, ask.drafter, proposal)
@@ -151,7 +164,9 @@ class Planner:
         proposals: Sequence[Proposal],
         reports: Sequence[StepReport],
     ) -> None:
-        """What came of it: the clocks, and what verification looked at."""
+        """What came of it: the clocks, and what verification looked at. One report a sequence."""
+        if not sequences:
+            return
         if not self._is_fixed:
             self._learn_costs(plan, reports[0])
         asked: dict[str, int] = {}
@@ -368,13 +383,14 @@ class Planner:
         )
 
     def _learn_costs(self, plan: StepPlan, report: StepReport) -> None:
-        self.costs.learn_pass(
-            num_sequences=report.batch_size,
-            rows=report.rows,
-            context=plan.context,
-            verify_ms=report.verify_ms,
-            other_ms=report.other_ms,
-        )
+        if not plan.num_other_rows:  # rows of prompts cost less: no logits are wanted of them
+            self.costs.learn_pass(
+                num_sequences=report.batch_size,
+                rows=report.rows,
+                context=plan.context,
+                verify_ms=report.verify_ms,
+                other_ms=report.other_ms,
+            )
         for call in plan.calls:
             self.costs.learn_draft(
                 call.drafter,

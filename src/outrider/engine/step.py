@@ -80,10 +80,8 @@ def decode_step(machinery: Machinery, planner: Planner, sequences: Sequence[Live
         batch_size=len(sequences),
         rows=len(rows.tokens_R),
     )
-    reports = [
-        report_of(*entry, cost, planned=ask.depth)
-        for *entry, ask in zip(proposals, judged.verdicts, committed, plan.asks, strict=True)
-    ]
+    passed = zip(proposals, judged.verdicts, committed, plan.asks, strict=True)
+    reports = [report_of(proposal, verdict, tokens, cost, ask.depth) for proposal, verdict, tokens, ask in passed]
     for sequence, report in zip(sequences, reports, strict=True):
         sequence.record(report)
     planner.learn(plan, sequences, proposals, reports)
