@@ -64,7 +64,7 @@ def test_nodes_go_to_the_more_predictable_text() -> None:
 def test_a_model_replaces_a_find_only_where_it_gains_more() -> None:
     step = Step(tokens=2.5, ms=0.0, rows=2, curve=curve(10, 10, 10.5, 12, 50))
     survivals = [0.7**d for d in range(1, 6)]
-    assert share_depths([Bid(survivals=survivals, lost=1.5, lost_rows=3)], step, DraftCosts(level=0.3), margin=1.0) == [
+    assert share_depths([Bid(survivals=survivals, lost=1.8, lost_rows=3)], step, DraftCosts(level=0.3), margin=1.0) == [
         0
     ]
     [depth] = share_depths([Bid(survivals=survivals, lost=0.1, lost_rows=3)], step, DraftCosts(level=0.3), margin=1.0)

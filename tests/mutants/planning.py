@@ -69,9 +69,9 @@ PLANNERS = (
     ),
     Mutant(
         name="planner_never_tries_again",
-        file="engine/planner.py",
-        old="self._purse_ms = min(self._purse_ms + TRY_SHARE * plain_ms, PURSE_STEPS * plain_ms)",
-        new="self._purse_ms = 0.0",
+        file="engine/idle.py",
+        old="self.ms = min(held + TRY_SHARE * plain_ms, MOST_PURSE * plain_ms)",
+        new="self.ms = 0.0",
         tests=(f"{PLANNER}::test_a_change_of_the_text_is_followed",),
         why="a text may turn predictable",
     ),
@@ -125,8 +125,8 @@ PLANNERS = (
     ),
     Mutant(
         name="lapsed_hidden_states_are_drafted_from_at_once",
-        file="engine/planner.py",
-        old="        if self.evidence.step - own.warm_since < WARM:\n            return False\n",
+        file="engine/idle.py",
+        old="    if step - own.warm_since < WARM:\n        return False\n",
         new="",
         tests=(f"{PLANNER}::test_hidden_states_of_the_long_idle_lapse_and_are_warmed_up_before_a_try",),
         why="the drafter has not seen the last tokens' hidden states",

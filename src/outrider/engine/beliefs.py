@@ -17,10 +17,11 @@ from outrider.types import ROOT, Proposal, StepReport
 
 __all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", "sibling_groups"]
 
-DECAY, IDLE_DECAY = 0.9, 0.97
-"""Weight of older evidence after each step that asked the drafter, and after each that did not."""
+DECAY, IDLE_DECAY = 0.94, 0.99
+"""Weight of a request's older evidence after each step that asked the drafter, and after each that did not."""
 POOLED_DECAY = 0.99
-OWN_PRIOR, POOLED_PRIOR = 2.0, 4.0
+"""The same of the evidence of all requests, after each step that asked the drafter for any."""
+OWN_PRIOR, POOLED_PRIOR = 6.0, 4.0
 """How many passes the pooled rates are worth to a request, and the card (or nobody's knowledge) to the pooled rates."""
 UNKNOWN_RATE = 0.6
 """Share of drafts that are kept, where neither a card nor a pass has told."""
@@ -76,7 +77,8 @@ class Belief:
 
     def add(self, flags: Sequence[bool], *, decay: float) -> None:
         """One pass that asked the drafter; no flags: it had nothing to offer."""
-        self.fade(decay)
+        if decay < 1:
+            self.fade(decay)
         self.asked += 1
         self.offered += bool(flags)
         for depth, kept in enumerate(flags):
@@ -151,6 +153,11 @@ class Pooled:
         self._card = tuple(card_rates)
         self.belief = Belief()
         self.calibration = Calibration()
+
+    def add(self, flags: Sequence[bool], step: int) -> None:
+        """A request's pass that asked the drafter."""
+        self.belief.add(flags, decay=POOLED_DECAY if step > self.belief.seen else 1.0)
+        self.belief.seen = step
 
     def rate(self, depth: int) -> float:
         """Share of the drafts at a depth (0: the first) that are kept where verification stands before them."""
@@ -253,7 +260,7 @@ class Evidence:
         own.belief.fade_to(self.step)
         flags = evidence_of(report) if len(proposal) else ()
         own.belief.add(flags, decay=DECAY)
-        pooled.belief.add(flags, decay=POOLED_DECAY)
+        pooled.add(flags, self.step)
         if proposal.scores is not None and len(proposal):
             for estimates, kept in sibling_groups(proposal, report):
                 own.belief.expected += sum(map(pooled.calibration, estimates))

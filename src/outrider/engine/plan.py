@@ -42,8 +42,9 @@ class StepPlan:
     Attributes:
         asks: of each sequence, who was asked how deep.
         gains: tokens expected of each sequence's drafts, as far as decided.
-        num_rows: packed rows expected. num_other_rows: those of prompts among them. context: cached tokens of a sequence on average.
-        plain_ms: predicted time of the step without drafts.
+        num_rows: packed rows expected. num_other_rows: those of prompts among them.
+        context: cached tokens of a sequence on average.
+        plain_ms: predicted time of the step without drafts and prompts; prompts take ``other_ms`` more.
         calls: of drafters.
         silent: (sequence, drafter) that were asked and had nothing, where another's drafts are verified instead.
         tries: sequences that were asked to learn. left_out: nodes that were drafted and did not pay.
@@ -56,6 +57,7 @@ class StepPlan:
     context: float
     plain_ms: float
     num_other_rows: int = 0
+    other_ms: float = 0.0
     calls: list[Call] = field(default_factory=list)
     silent: list[tuple[int, str]] = field(default_factory=list)
     tries: int = 0

@@ -11,7 +11,7 @@ A step is planned in three moves, each from what is known before the drafts that
    corrected chance, and those that do not pay for their rows are left out.
 
 Whoever is not asked is tried again now and then. Tries are paid from a purse that every step fills with a fixed share
-(:data:`TRY_SHARE`) of its time, so that trying costs at most that share.
+(:mod:`outrider.engine.idle`) of its time, so that trying costs at most that share.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from outrider.engine.allocation import Bid, Step, best_prefix, share_depths
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
+from outrider.engine.idle import Purse, is_ready, keeps_taps
 from outrider.engine.plan import NO_ASK, Ask, StepPlan
 from outrider.engine.planlog import PlanLog, PlanRecord
 from outrider.engine.speculation import SpeculationParams
@@ -34,18 +35,14 @@ __all__ = ["Plannable", "Planner"]
 
 MARGIN = 1.01
 """Predicted gain below which a step is left as it is: costs are measured, and measuring errs."""
-TRY_SHARE = 0.012
-"""Share of the time that may go into trying drafters that do not pay."""
 TRY_DEPTH = 3
-"""Drafts of a try."""
-PURSE_STEPS = 6.0
-"""Most plain steps' time that the purse holds."""
+"""Most drafts of a try."""
+TRY_FLOOR = 0.1
+"""Share of a try's cost that is paid at least, however much it may gain."""
 FIRST_LOOKS = 2
 """Looks of each request before its own evidence counts."""
 HORIZON = 64
 """Steps over which reading what a drafter missed is spread."""
-LAPSE, WARM = 96, 24
-"""Steps without an ask after which a sequence's hidden states are not kept any more, and steps of them that a try needs."""
 
 
 class Plannable(Protocol):
@@ -81,7 +78,7 @@ class Planner:
         self.evidence = Evidence(cards, self._most)
         self.costs = LiveCosts(costs, self._names)
         self.log = PlanLog()
-        self._purse_ms = 0.0
+        self._purse = Purse()
 
     def open(self, sequences: Sequence[Plannable], *, num_other_rows: int = 0) -> StepPlan:
         """A step begins: who is asked first. With a fixed schedule that is all.
@@ -92,15 +89,16 @@ class Planner:
         """
         self.evidence.step += 1
         size = len(sequences)
-        rows = size + num_other_rows
         context = sum(s.num_tokens for s in sequences) / max(1, size)
-        plain_ms = self.costs.passes(rows)[rows] + self.costs.around_ms(size, context)
-        self._purse_ms = min(self._purse_ms + TRY_SHARE * plain_ms, PURSE_STEPS * plain_ms)
+        curve = self.costs.passes(size + num_other_rows)
+        plain_ms = curve[size] + self.costs.around_ms(size, context)
+        self._purse.fill(plain_ms)
         plan = StepPlan(
             asks=[NO_ASK] * size,
             gains=[0.0] * size,
-            num_rows=float(rows),
+            num_rows=float(size + num_other_rows),
             num_other_rows=num_other_rows,
+            other_ms=curve[size + num_other_rows] - curve[size],
             context=context,
             plain_ms=plain_ms,
         )
@@ -134,7 +132,8 @@ class Planner:
     def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
         """Leave out those deterministic candidates whose rows do not pay; the step's prediction is made then."""
         if not any(map(len, proposals)):
-            plan.gains, plan.predicted_ms = [0.0] * len(proposals), plan.plain_ms + self._spent_ms(plan)
+            plan.gains = [0.0] * len(proposals)
+            plan.predicted_ms = plan.plain_ms + plan.other_ms + self._spent_ms(plan)
             return list(proposals)
         probs: dict[int, list[float]] = {}
         gains, rows = [0.0] * len(proposals), len(proposals) + plan.num_other_rows
@@ -151,7 +150,7 @@ class Planner:
         for prob, index, node in nodes[:taken]:
             chosen[index].append(node)
             gains[index] -= prob
-        plan.gains, plan.left_out, plan.predicted_ms = gains, len(nodes) - taken, step.ms_with(taken)
+        plan.gains, plan.left_out, plan.predicted_ms = gains, len(nodes) - taken, step.ms_with(taken) + plan.other_ms
         return [
             proposal.only(sorted(chosen[index])) if index in chosen else proposal
             for index, proposal in enumerate(proposals)
@@ -189,7 +188,7 @@ class Planner:
             predicted_tokens=len(reports) + sum(plan.gains),
             observed_ms=first.draft_ms + first.verify_ms + first.other_ms,
             tokens=tokens,
-            plain_ms=plan.plain_ms,
+            plain_ms=plan.plain_ms + plan.other_ms,
         )
         self.log.add(record, sum(map(bool, map(len, proposals))))
 
@@ -201,7 +200,10 @@ class Planner:
         """False while the hidden states of an idle sequence are not worth keeping."""
         if not self._readers or not self._cap(sequence):
             return False
-        return self._is_fixed or any(self._keeps_taps(sequence.key, name) for name in self._readers)
+        if self._is_fixed:
+            return True
+        owns = [self.evidence.of(sequence.key, name) for name in self._readers]
+        return any([keeps_taps(own, self.evidence.step) for own in owns])
 
     def snapshot(self) -> dict[str, Any]:
         """Counters, rates and costs, as JSON values, for metrics and pages."""
@@ -210,7 +212,7 @@ class Planner:
             "num_draft_tokens": self._most,
             "drafters": self.evidence.to_json(),
             "counters": asdict(self.log.counters),
-            "purse_ms": round(self._purse_ms, 3),
+            "purse_ms": round(self._purse.ms or 0.0, 3),
             "costs": self.costs.to_json(),
             "last": self.log.records[-1].to_json() if self.log.records else None,
         }
@@ -248,12 +250,9 @@ class Planner:
                 plan.asks[index] = Ask(cap, name)
             else:
                 idle.append((own.last_asked, index, Ask(cap, name)))
-        if self._purse_ms < min(look_ms.values()):
-            return
         for _, index, ask in sorted(idle, key=lambda entry: entry[:2]):
-            if look_ms[ask.drafter] > self._purse_ms:
+            if not self._purse.pay(look_ms[ask.drafter]):
                 return
-            self._purse_ms -= look_ms[ask.drafter]
             plan.asks[index] = ask
             plan.tries += 1
 
@@ -312,59 +311,44 @@ class Planner:
         owns: dict[int, Own],
         asks: list[Ask],
     ) -> None:
-        """Ask for a few sequences that were not asked for longest, as far as the purse goes."""
+        """Ask for those that were not asked for longest, as far as the purse goes."""
         is_called = any(ask.drafter == name for ask in asks)
-        opening = 0.0 if is_called else call.fixed + call.level * TRY_DEPTH
-        each = call.sequence + call.node * TRY_DEPTH
-        if self._purse_ms < opening + each:
+        opening = 0.0 if is_called else call.fixed + call.level
+        if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
             return
-        token_ms = plan.plain_ms / len(sequences)
-        idle = sorted((owns[index].last_asked, index) for index in owns if not asks[index].depth)
-        for _, index in idle:
-            sequence, model = sequences[index], self._models[name]
-            depth = min(TRY_DEPTH, self._cap(sequence))
-            rows = self.costs.passes(int(plan.num_rows) + self._most)
-            at = int(plan.num_rows)
-            price = opening + each + plan.gains[index] * token_ms + rows[at + depth] - rows[at]
-            price += call.row * model.backlog(sequence.key, sequence.num_tokens)
-            if opening + each > self._purse_ms:
-                return
-            if price <= self._purse_ms and self._is_ready(name, owns[index]):
-                self._purse_ms -= price
+        model, token_ms = self._models[name], plan.plain_ms / len(sequences)
+        curve = self.costs.passes(int(plan.num_rows) + len(sequences) * TRY_DEPTH + 1)
+        for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
+            sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
+            reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
+            prices = []
+            for depth in range(1, min(TRY_DEPTH, self._cap(sequence)) + 1):
+                cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
+                cost += curve[min(len(curve) - 1, rows + depth)] - curve[rows] + reading
+                prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
+            price, depth = min(prices)
+            if not self._purse.holds(price):
+                if opening:
+                    return
+                continue
+            if self._is_ready(name, own):
+                self._purse.pay(price)
                 asks[index], opening = Ask(depth, name), 0.0
-                plan.gains[index] = sum(owns[index].survivals[:depth])
+                plan.gains[index] = sum(own.survivals[:depth])
                 plan.num_rows += depth * model.nodes_per_level
                 plan.tries += 1
 
-    # --- hidden states of the idle
-
     def _is_ready(self, name: str, own: Own) -> bool:
-        """Can it be asked? If its hidden states lapsed, they are kept again from now on."""
-        if name not in self._readers or not own.has_lapsed:
-            return True
-        if own.warm_since is None:
-            own.warm_since = self.evidence.step
-        if self.evidence.step - own.warm_since < WARM:
-            return False
-        own.has_lapsed, own.warm_since, own.last_asked = False, None, self.evidence.step
-        return True
-
-    def _keeps_taps(self, key: int, name: str) -> bool:
-        own, step = self.evidence.of(key, name), self.evidence.step
-        if not own.has_lapsed and step - own.last_asked > LAPSE:
-            own.has_lapsed, own.warm_since = True, None
-        if own.warm_since is not None and step - own.warm_since > LAPSE:
-            own.warm_since = None
-        return not own.has_lapsed or own.warm_since is not None
+        return name not in self._readers or is_ready(own, self.evidence.step)
 
     # --- costs
 
     def _step(self, plan: StepPlan, *, rows: float, tokens: float, more: float) -> Step:
-        """The step so far, when up to ``more`` rows may follow."""
+        """The step so far, when up to ``more`` rows may follow. What prompts take, they take whatever is drafted."""
         size = len(plan.asks)
         return Step(
             tokens=tokens,
-            ms=self.costs.around_ms(size, plan.context) + self._spent_ms(plan),
+            ms=self.costs.around_ms(size, plan.context) + self._spent_ms(plan) - plan.other_ms,
             rows=rows,
             curve=self.costs.passes(int(rows + more) + 2),
             row_ms=self.costs.row_ms(plan.context),
