@@ -43,16 +43,16 @@ def test_beliefs_are_the_same_however_much_was_drafted_behind_a_refusal() -> Non
 def test_rates_start_at_the_card_and_end_at_the_evidence() -> None:
     pooled = Pooled((0.8, 0.5))
     assert [pooled.rate(depth) for depth in range(4)] == [0.8, 0.5, 0.5, 0.5]
-    for _ in range(500):
-        pooled.belief.add((True, False), decay=0.99)
+    for step in range(200):
+        pooled.add((True, False), step)
     assert pooled.rate(0) > 0.98 and pooled.rate(1) < 0.03
 
 
 def test_survivals_are_products_and_fall() -> None:
     pooled, own = Pooled(), Belief()
-    for flags in ((True, True, False), (True, False), (True, True, True)):
+    for step, flags in enumerate(((True, True, False), (True, False), (True, True, True))):
         own.add(flags, decay=0.9)
-        pooled.belief.add(flags, decay=0.99)
+        pooled.add(flags, step)
     survivals = pooled.survivals(own, 6)
     assert len(survivals) == 6 and all(a > b > 0 for a, b in itertools.pairwise(survivals))
     assert pooled.survivals(own, 6, is_offered=True)[0] >= survivals[0]
@@ -60,17 +60,26 @@ def test_survivals_are_products_and_fall() -> None:
 
 def test_whoever_offers_nothing_is_expected_to_offer_nothing() -> None:
     pooled, own = Pooled(), Belief()
-    for _ in range(20):
-        own.add((), decay=0.9)
-        pooled.belief.add((), decay=0.99)
+    for step in range(40):
+        own.add((), decay=0.94)
+        pooled.add((), step)
     assert pooled.survivals(own, 1)[0] < 0.1
+
+
+def test_what_was_ever_so_stays_when_now_fades() -> None:
+    """A drafter that never was of use does not become promising because nobody asked for a while."""
+    pooled = Pooled()
+    for step in range(100):
+        pooled.add((False,), step)
+    pooled.now.fade_to(100_000, 0.98)
+    assert pooled.rate(0) < 0.05
 
 
 def test_idle_passes_fade_a_requests_evidence() -> None:
     own = Belief()
     own.add((False,), decay=0.9)
-    own.fade_to(100)
-    assert own.reached[0] < 0.1 and own.seen == 100
+    own.fade_to(200)
+    assert own.reached[0] < 0.1 and own.seen == 200
 
 
 def tree() -> Proposal:

@@ -315,4 +315,4 @@ def test_a_report_without_drafts_teaches_nothing_about_depths() -> None:
     plan = planner.open([Running()])
     planner.prune(plan, [Running()], [NO_DRAFT])
     planner.learn(plan, [Running()], [NO_DRAFT], [StepReport(tokens=(1,), verify_ms=10.0)])
-    assert planner.evidence.pooled["head"].belief.asked == 0
+    assert planner.evidence.pooled["head"].ever.asked == 0

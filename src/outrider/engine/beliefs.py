@@ -17,12 +17,12 @@ from outrider.types import ROOT, Proposal, StepReport
 
 __all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", "sibling_groups"]
 
-DECAY, IDLE_DECAY = 0.94, 0.99
+DECAY, IDLE_DECAY = 0.94, 0.98
 """Weight of a request's older evidence after each step that asked the drafter, and after each that did not."""
-POOLED_DECAY = 0.99
-"""The same of the evidence of all requests, after each step that asked the drafter for any."""
+POOLED_DECAY, SLOW_DECAY = 0.98, 0.9995
+"""The same of the evidence of all requests: what is so now, after each step; and what was ever so, after each ask."""
 OWN_PRIOR, POOLED_PRIOR = 6.0, 4.0
-"""How many passes the pooled rates are worth to a request, and the card (or nobody's knowledge) to the pooled rates."""
+"""How many asks the next wider knowledge is worth: of all requests to one, of ever to now, of the card to ever."""
 UNKNOWN_RATE = 0.6
 """Share of drafts that are kept, where neither a card nor a pass has told."""
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -97,10 +97,10 @@ class Belief:
         self.reached = [value * factor for value in self.reached]
         self.kept = [value * factor for value in self.kept]
 
-    def fade_to(self, step: int) -> None:
-        """Passes went by without asking."""
+    def fade_to(self, step: int, decay: float = IDLE_DECAY) -> None:
+        """Steps went by."""
         if step > self.seen and self.asked:
-            self.fade(IDLE_DECAY ** (step - self.seen))
+            self.fade(decay ** (step - self.seen))
         self.seen = step
 
     def offer_rate(self, prior: float) -> float:
@@ -143,7 +143,7 @@ class Calibration:
 
 
 class Pooled:
-    """A drafter's evidence from all requests, and what was known of it before.
+    """A drafter's evidence from all requests, now and ever, and what was known of it before.
 
     Args:
         card_rates: rates by depth from the drafter's evaluation; empty where nobody knows.
@@ -151,26 +151,30 @@ class Pooled:
 
     def __init__(self, card_rates: Sequence[float] = ()) -> None:
         self._card = tuple(card_rates)
-        self.belief = Belief()
+        self.now, self.ever = Belief(), Belief()
         self.calibration = Calibration()
 
     def add(self, flags: Sequence[bool], step: int) -> None:
         """A request's pass that asked the drafter."""
-        self.belief.add(flags, decay=POOLED_DECAY if step > self.belief.seen else 1.0)
-        self.belief.seen = step
+        self.now.fade_to(step, POOLED_DECAY)
+        self.now.add(flags, decay=1.0)
+        self.ever.add(flags, decay=SLOW_DECAY)
 
     def rate(self, depth: int) -> float:
         """Share of the drafts at a depth (0: the first) that are kept where verification stands before them."""
-        belief = self.belief
-        prior = self._card[min(depth, len(self._card) - 1)] if self._card else UNKNOWN_RATE
-        if depth >= len(belief.reached):
-            return prior
-        return (belief.kept[depth] + POOLED_PRIOR * prior) / (belief.reached[depth] + POOLED_PRIOR)
+        rate = self._card[min(depth, len(self._card) - 1)] if self._card else UNKNOWN_RATE
+        for belief in (self.ever, self.now):
+            if depth < len(belief.reached):
+                rate = (belief.kept[depth] + POOLED_PRIOR * rate) / (belief.reached[depth] + POOLED_PRIOR)
+        return rate
 
     @property
     def offer_rate(self) -> float:
         """Share of the passes that ask which get drafts."""
-        return (self.belief.offered + POOLED_PRIOR) / (self.belief.asked + POOLED_PRIOR)
+        rate = 1.0
+        for belief in (self.ever, self.now):
+            rate = (belief.offered + POOLED_PRIOR * rate) / (belief.asked + POOLED_PRIOR)
+        return rate
 
     def survivals(self, own: Belief, most: int, *, is_offered: bool = False) -> list[float]:
         """Chance that the first 1, 2, .. ``most`` drafts of a request are kept.

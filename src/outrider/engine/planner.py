@@ -203,7 +203,7 @@ class Planner:
         if self._is_fixed:
             return True
         owns = [self.evidence.of(sequence.key, name) for name in self._readers]
-        return any([keeps_taps(own, self.evidence.step) for own in owns])
+        return any(keeps_taps(own, self.evidence.step) for own in owns)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters, rates and costs, as JSON values, for metrics and pages."""
