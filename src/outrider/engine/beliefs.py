@@ -17,8 +17,8 @@ from outrider.types import ROOT, Proposal, StepReport
 
 __all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", "sibling_groups"]
 
-DECAY, IDLE_DECAY = 0.94, 0.98
-"""Weight of a request's older evidence after each step that asked the drafter, and after each that did not."""
+DECAY, IDLE_DECAY = 0.96, 0.98
+"""Weight of a request's older evidence after each ask, and after each step."""
 POOLED_DECAY, SLOW_DECAY = 0.98, 0.9995
 """The same of the evidence of all requests: what is so now, after each step; and what was ever so, after each ask."""
 OWN_PRIOR, POOLED_PRIOR = 6.0, 4.0
@@ -205,13 +205,14 @@ class Own:
 
     Attributes:
         belief: counts of the request's own passes.
-        last_asked: step at which it was asked (or began).
+        last_asked: step at which it was asked (or began); num_asks: how often it was.
         survivals: chances of its drafts as last computed, at step ``computed``; ``hope`` is their sum.
         has_lapsed, warm_since: its hidden states are not kept any more; are kept again since a step.
     """
 
     belief: Belief
     last_asked: int
+    num_asks: int = 0
     survivals: list[float] = field(default_factory=list)
     computed: int = -1
     hope: float = 0.0
@@ -270,7 +271,7 @@ class Evidence:
                 own.belief.expected += sum(map(pooled.calibration, estimates))
                 own.belief.got += kept >= 0
                 pooled.calibration.add(estimates, kept)
-        own.last_asked, own.computed = self.step, -1
+        own.last_asked, own.num_asks, own.computed = self.step, own.num_asks + 1, -1
 
     def forget(self, key: int) -> None:
         """The request ended."""

@@ -246,7 +246,7 @@ class Planner:
                 continue
             owns = [(self.evidence.of(sequence.key, name), name) for name in names]
             own, name = max(owns, key=lambda pair: pair[0].hope)
-            if own.hope * token_ms > look_ms[name] or own.belief.asked < FIRST_LOOKS:
+            if own.hope * token_ms > look_ms[name] or own.num_asks < FIRST_LOOKS:
                 plan.asks[index] = Ask(cap, name)
             else:
                 idle.append((own.last_asked, index, Ask(cap, name)))
