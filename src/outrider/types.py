@@ -48,13 +48,14 @@ class Proposal:
         drafter: name of the drafter, for reports.
         scores: for each node the logarithm of the drafter's estimate that it is kept, never more than its parent's; only
             of deterministic candidates, which may be left out by it (law 6). ``None`` where the drafter has no opinion.
+            Proposals that differ in nothing else are equal.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     draft_probs_NV: Tensor | None = None
     drafter: str = ""
-    scores: tuple[float, ...] | None = None
+    scores: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), (self.tokens, self.parents)
