@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-
 from benchmarks.adaptive import FIXED, MIXES, Arm, _best_fixed, bars_of
+
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable
 from outrider.engine.engine import Engine

@@ -42,37 +42,48 @@ def test_beliefs_are_the_same_however_much_was_drafted_behind_a_refusal() -> Non
 
 def test_rates_start_at_the_card_and_end_at_the_evidence() -> None:
     pooled = Pooled((0.8, 0.5))
-    assert [pooled.rate(depth) for depth in range(4)] == [0.8, 0.5, 0.5, 0.5]
-    for step in range(200):
-        pooled.add((True, False), step)
-    assert pooled.rate(0) > 0.98 and pooled.rate(1) < 0.03
+    assert pooled.rates(4) == [0.8, 0.5, 0.5, 0.5]
+    for _ in range(200):
+        pooled.add((True, False))
+    assert pooled.rates(4)[0] > 0.98 and pooled.rates(4)[1] < 0.03
 
 
 def test_survivals_are_products_and_fall() -> None:
     pooled, own = Pooled(), Belief()
-    for step, flags in enumerate(((True, True, False), (True, False), (True, True, True))):
+    for flags in ((True, True, False), (True, False), (True, True, True)):
         own.add(flags, decay=0.9)
-        pooled.add(flags, step)
+        pooled.add(flags)
     survivals = pooled.survivals(own, 6)
     assert len(survivals) == 6 and all(a > b > 0 for a, b in itertools.pairwise(survivals))
-    assert pooled.survivals(own, 6, is_offered=True)[0] >= survivals[0]
 
 
 def test_whoever_offers_nothing_is_expected_to_offer_nothing() -> None:
-    pooled, own = Pooled(), Belief()
-    for step in range(40):
-        own.add((), decay=0.94)
-        pooled.add((), step)
-    assert pooled.survivals(own, 1)[0] < 0.1
+    evidence = Evidence({"lookup": ()}, 4)
+    before = evidence.of(0, "lookup").hope
+    for _ in range(40):
+        evidence.step += 1
+        evidence.learn(0, "lookup", Proposal(), StepReport(tokens=(1,)))
+    own = evidence.of(0, "lookup")
+    assert own.hope < 0.05 < before
+    assert own.given[0] > 0.5, "of what it would offer nothing is known"
 
 
 def test_what_was_ever_so_stays_when_now_fades() -> None:
-    """A drafter that never was of use does not become promising because nobody asked for a while."""
+    """A drafter that never was of use does not become promising because of one lucky try."""
     pooled = Pooled()
-    for step in range(100):
-        pooled.add((False,), step)
-    pooled.now.fade_to(100_000, 0.98)
-    assert pooled.rate(0) < 0.05
+    for _ in range(100):
+        pooled.add((False,))
+    pooled.add((True,), is_surprise=True)
+    assert pooled.rates(1)[0] < 0.1
+
+
+def test_a_few_tries_that_succeed_outweigh_a_long_drought() -> None:
+    pooled = Pooled()
+    for _ in range(100):
+        pooled.add((False,))
+    for _ in range(5):
+        pooled.add((True,), is_surprise=True)
+    assert pooled.rates(1)[0] > 0.3
 
 
 def test_idle_passes_fade_a_requests_evidence() -> None:

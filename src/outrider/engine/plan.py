@@ -45,9 +45,10 @@ class StepPlan:
         num_rows: packed rows expected. num_other_rows: those of prompts among them.
         context: cached tokens of a sequence on average.
         plain_ms: predicted time of the step without drafts and prompts; prompts take ``other_ms`` more.
+        caps: deepest draft that each sequence allows. is_nap: nobody is asked, as nobody was worth asking a moment ago.
         calls: of drafters.
         silent: (sequence, drafter) that were asked and had nothing, where another's drafts are verified instead.
-        tries: sequences that were asked to learn. left_out: nodes that were drafted and did not pay.
+        tried: sequences that were asked to learn. left_out: nodes that were drafted and did not pay.
         predicted_ms: of the step as decided.
     """
 
@@ -58,8 +59,10 @@ class StepPlan:
     plain_ms: float
     num_other_rows: int = 0
     other_ms: float = 0.0
+    caps: list[int] = field(default_factory=list)
+    is_nap: bool = False
     calls: list[Call] = field(default_factory=list)
     silent: list[tuple[int, str]] = field(default_factory=list)
-    tries: int = 0
+    tried: set[int] = field(default_factory=set)
     left_out: int = 0
     predicted_ms: float = 0.0

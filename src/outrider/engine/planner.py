@@ -41,6 +41,8 @@ TRY_FLOOR = 0.1
 """Share of a try's cost that is paid at least, however much it may gain."""
 FIRST_LOOKS = 2
 """Looks of each request before its own evidence counts."""
+NAP = 8
+"""Steps that pass before the next look where nobody was worth asking."""
 HORIZON = 64
 """Steps over which reading what a drafter missed is spread."""
 
@@ -79,6 +81,7 @@ class Planner:
         self.costs = LiveCosts(costs, self._names)
         self.log = PlanLog()
         self._purse = Purse()
+        self._nap_until, self._signature = 0, (0, 0)
 
     def open(self, sequences: Sequence[Plannable], *, num_other_rows: int = 0) -> StepPlan:
         """A step begins: who is asked first. With a fixed schedule that is all.
@@ -106,8 +109,12 @@ class Planner:
             return plan
         if self._is_fixed:
             plan.asks = [self._fixed_ask(sequence) for sequence in sequences]
-        elif self._lookups:
-            self._plan_lookups(plan, sequences)
+            return plan
+        plan.is_nap = self._naps(sequences)
+        if not plan.is_nap:
+            plan.caps = [self._cap(sequence) for sequence in sequences]
+            if self._lookups:
+                self._plan_lookups(plan, sequences)
         return plan
 
     def ask_models(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Ask]:
@@ -118,7 +125,7 @@ class Planner:
             sequences: of this step.
             proposals: what the lookups found, one a sequence.
         """
-        if self._is_fixed or not self._most or not self._models or not sequences:
+        if self._is_fixed or not self._most or plan.is_nap or not sequences:
             return []
         asks = [NO_ASK] * len(sequences)
         for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True)):
@@ -127,7 +134,11 @@ class Planner:
                 plan.num_rows += len(proposal)
         for name in self._models:
             self._plan_model(name, plan, sequences, proposals, asks)
-        return asks if any(ask.depth for ask in asks) else []
+        is_asked = any(ask.depth for ask in asks)
+        num_asked = sum(first.depth > 0 or second.depth > 0 for first, second in zip(plan.asks, asks, strict=True))
+        if num_asked == len(plan.tried):
+            self._nap_until = self.evidence.step + NAP
+        return asks if is_asked else []
 
     def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
         """Leave out those deterministic candidates whose rows do not pay; the step's prediction is made then."""
@@ -169,9 +180,10 @@ class Planner:
         if not self._is_fixed:
             self._learn_costs(plan, reports[0])
         asked: dict[str, int] = {}
-        for sequence, ask, proposal, report in zip(sequences, plan.asks, proposals, reports, strict=True):
+        for index, (ask, proposal, report) in enumerate(zip(plan.asks, proposals, reports, strict=True)):
             if ask.depth:
-                self.evidence.learn(sequence.key, ask.drafter, proposal, report)
+                key, is_try = sequences[index].key, index in plan.tried
+                self.evidence.learn(key, ask.drafter, proposal, report, is_try=is_try)
                 asked[ask.drafter] = asked.get(ask.drafter, 0) + 1
         for index, name in plan.silent:
             self.evidence.learn(sequences[index].key, name, Proposal(), reports[index])
@@ -183,7 +195,7 @@ class Planner:
             asked=asked,
             nodes=sum(map(len, proposals)),
             left_out=plan.left_out,
-            tries=plan.tries,
+            tries=len(plan.tried),
             predicted_ms=plan.predicted_ms,
             predicted_tokens=len(reports) + sum(plan.gains),
             observed_ms=first.draft_ms + first.verify_ms + first.other_ms,
@@ -217,6 +229,11 @@ class Planner:
             "last": self.log.records[-1].to_json() if self.log.records else None,
         }
 
+    def _naps(self, sequences: Sequence[Plannable]) -> bool:
+        """For a few steps after one in which nobody was worth asking, unless somebody has come or gone."""
+        known, self._signature = self._signature, (len(sequences), sum(sequence.key for sequence in sequences))
+        return self.evidence.step < self._nap_until and known == self._signature
+
     # --- what a request allows
 
     def _cap(self, sequence: Plannable) -> int:
@@ -241,7 +258,7 @@ class Planner:
         look_ms = {name: self.costs.drafts(name)(1, 1) for name in self._lookups}
         idle: list[tuple[int, int, Ask]] = []
         for index, sequence in enumerate(sequences):
-            cap, names = self._cap(sequence), self._allowed(sequence, self._lookups)
+            cap, names = plan.caps[index], self._allowed(sequence, self._lookups)
             if not cap or not names:
                 continue
             owns = [(self.evidence.of(sequence.key, name), name) for name in names]
@@ -254,7 +271,7 @@ class Planner:
             if not self._purse.pay(look_ms[ask.drafter]):
                 return
             plan.asks[index] = ask
-            plan.tries += 1
+            plan.tried.add(index)
 
     # --- models
 
@@ -272,7 +289,7 @@ class Planner:
         able = [
             index
             for index, sequence in enumerate(sequences)
-            if not asks[index].depth and self._cap(sequence) and self._allowed(sequence, [name])
+            if plan.caps[index] and not asks[index].depth and sequence.speculation.drafter in (None, name)
         ]
         owns = {index: self.evidence.of(sequences[index].key, name) for index in able}
         hoped = [index for index in able if owns[index].hope > plan.gains[index]]
@@ -295,7 +312,7 @@ class Planner:
         model = self._models[name]
         backlog = model.backlog(sequence.key, sequence.num_tokens)
         return Bid(
-            survivals=own.survivals[: self._cap(sequence)],
+            survivals=own.survivals[: plan.caps[index]],
             rows_each=model.nodes_per_level,
             entry_ms=call.row * backlog / max(1, min(HORIZON, sequence.most_drafts)),
             lost=plan.gains[index],
@@ -322,7 +339,7 @@ class Planner:
             sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
             reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
             prices = []
-            for depth in range(1, min(TRY_DEPTH, self._cap(sequence)) + 1):
+            for depth in range(1, min(TRY_DEPTH, plan.caps[index]) + 1):
                 cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
                 cost += curve[min(len(curve) - 1, rows + depth)] - curve[rows] + reading
                 prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
@@ -336,7 +353,7 @@ class Planner:
                 asks[index], opening = Ask(depth, name), 0.0
                 plan.gains[index] = sum(own.survivals[:depth])
                 plan.num_rows += depth * model.nodes_per_level
-                plan.tries += 1
+                plan.tried.add(index)
 
     def _is_ready(self, name: str, own: Own) -> bool:
         return name not in self._readers or is_ready(own, self.evidence.step)
