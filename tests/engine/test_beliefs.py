@@ -32,7 +32,7 @@ def test_what_lay_behind_a_refusal_does_not_count(kept: int) -> None:
 def test_beliefs_are_the_same_however_much_was_drafted_behind_a_refusal() -> None:
     learned = []
     for length in (2, 6):
-        evidence = Evidence({"head": ()}, 8)
+        evidence = Evidence({"head": ()}, {"head": 8})
         evidence.step = 1
         chain = Proposal.chain(range(length))
         evidence.learn(0, "head", chain, report(chain, (0,)))
@@ -58,7 +58,7 @@ def test_survivals_are_products_and_fall() -> None:
 
 
 def test_whoever_offers_nothing_is_expected_to_offer_nothing() -> None:
-    evidence = Evidence({"lookup": ()}, 4)
+    evidence = Evidence({"lookup": ()}, {"lookup": 4})
     before = evidence.of(0, "lookup").hope
     for _ in range(40):
         evidence.step += 1

@@ -148,6 +148,12 @@ def test_a_request_may_name_its_drafter() -> None:
         assert [ask.drafter for ask in asks] == ["two", "one"]
 
 
+def test_trees_are_asked_no_deeper_than_they_grow() -> None:
+    member = FakeModel(deepest=3, nodes_per_level=2.0, card_rates=(0.99,))
+    planner = Planner(EngineConfig(), TABLE, [member])  # type: ignore[list-item]
+    assert asked(planner, Running()) == [3]
+
+
 def test_forgotten_sequences_leave_nothing() -> None:
     planner = make_planner()
     simulate(planner, batch=2, steps=10, chance=lambda now, row: 0.5)

@@ -47,7 +47,7 @@ COSTS = CostTable(passes=RowCosts(rows=(1, 2, 3), ms=PASS_MS), drafts={"head": D
 class Head:
     """Draws chains from a law of its own; where the noise of a position falls is written in ``cells``."""
 
-    name, cost_key, nodes_per_level, card_rates = "head", "head", 1.0, (0.5, 0.5)
+    name, cost_key, nodes_per_level, deepest, card_rates = "head", "head", 1.0, 100, (0.5, 0.5)
 
     def __init__(self, laws: Sequence[Sequence[int]]) -> None:
         self._laws = laws

@@ -110,12 +110,14 @@ class ModelDrafter(Protocol):
     Attributes:
         cost_key: what its passes' times depend on: shape, precision, path; tables of times are kept by it.
         nodes_per_level: draft nodes for each level of depth, 1 for chains.
+        deepest: most levels that it ever drafts.
         card_rates: of the drafts at each depth that verification arrived at, the share that was kept when the drafter was
             evaluated; empty where nobody knows.
     """
 
     cost_key: str
     nodes_per_level: float
+    deepest: int
     card_rates: tuple[float, ...]
 
     def backlog(self, sequence: int, num_tokens: int) -> int:

@@ -80,6 +80,7 @@ class EagleDrafter:
             entries, self.path = _make_entries(head, placement, context)
         self.cost_key = f"head {head.config.to_json()} {self.path} {tree}"
         self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
+        self.deepest = 1 << 10 if tree is None else tree.depth
         self.card_rates = card_rates
         self._reader = EagleReader(entries, window)
         self._ids_U = head.target_ids().to(placement.device)

@@ -231,10 +231,10 @@ class Evidence:
 
     Args:
         card_rates: by drafter's name; see :class:`outrider.drafters.base.ModelDrafter`.
-        most: deepest draft that is ever asked for.
+        most: deepest draft that is ever asked for, by drafter's name.
     """
 
-    def __init__(self, card_rates: Mapping[str, Sequence[float]], most: int) -> None:
+    def __init__(self, card_rates: Mapping[str, Sequence[float]], most: Mapping[str, int]) -> None:
         self.pooled = {name: Pooled(rates) for name, rates in card_rates.items()}
         self.step = 0
         self._most = most
@@ -251,7 +251,7 @@ class Evidence:
         if own.computed < 0 or self.step - own.computed >= REFRESH:
             own.belief.fade_to(self.step)
             pooled = self.pooled[name]
-            own.given = pooled.survivals(own.belief, self._most)
+            own.given = pooled.survivals(own.belief, self._most[name])
             offer = own.belief.offer_rate(pooled.offer_rate)
             own.survivals = [offer * chance for chance in own.given]
             own.hope, own.computed = sum(own.survivals), self.step
@@ -265,7 +265,7 @@ class Evidence:
         """Tokens that a proposal is expected to gain. Of a drawn one only its being there is looked at."""
         if proposal.scores is not None:
             return sum(self.probs(key, name, proposal))
-        depth = max(proposal.depths, default=0) if proposal.draft_probs_NV is None else self._most
+        depth = max(proposal.depths, default=0) if proposal.draft_probs_NV is None else self._most[name]
         return sum(self.of(key, name).given[:depth])
 
     def learn(self, key: int, name: str, proposal: Proposal, report: StepReport, *, is_try: bool = False) -> None:
@@ -299,7 +299,7 @@ class Evidence:
         return {
             name: {
                 "offer_rate": round(pooled.offer_rate, 4),
-                "keep_rates": [round(rate, 4) for rate in pooled.rates(self._most)],
+                "keep_rates": [round(rate, 4) for rate in pooled.rates(self._most[name])],
             }
             for name, pooled in self.pooled.items()
         }

@@ -77,7 +77,8 @@ class Planner:
         self._lookups = [name for name in self._names if name not in self._models]
         self._readers = [member.name for member in members if isinstance(member, TapDrafter)]
         cards = {name: self._models[name].card_rates if name in self._models else () for name in self._names}
-        self.evidence = Evidence(cards, self._most)
+        deepest = {name: self._models[name].deepest if name in self._models else self._most for name in self._names}
+        self.evidence = Evidence(cards, {name: min(self._most, depth) for name, depth in deepest.items()})
         self.costs = LiveCosts(costs, self._names)
         self.log = PlanLog()
         self._purse = Purse()
@@ -339,7 +340,7 @@ class Planner:
             sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
             reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
             prices = []
-            for depth in range(1, min(TRY_DEPTH, plan.caps[index]) + 1):
+            for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
                 cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
                 cost += curve[min(len(curve) - 1, rows + depth)] - curve[rows] + reading
                 prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
