@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from outrider.engine.config import EngineConfig
     from outrider.engine.engine import Engine
     from outrider.engine.result import GenerationResult
+    from outrider.engine.speculation import SpeculationParams
     from outrider.models.load import load_target
     from outrider.sampling.params import SamplingParams
 
@@ -61,6 +62,7 @@ __all__ = [
     "QueueFullError",
     "SamplingError",
     "SamplingParams",
+    "SpeculationParams",
     "UnsupportedModel",
     "VocabularyMismatch",
     "WeightsError",
@@ -74,6 +76,7 @@ _HOMES = {
     "EngineConfig": "outrider.engine.config",
     "GenerationResult": "outrider.engine.result",
     "SamplingParams": "outrider.sampling.params",
+    "SpeculationParams": "outrider.engine.speculation",
     "load_target": "outrider.models.load",
     "make_drafter": "outrider.drafters.build",
 }

@@ -47,12 +47,16 @@ class Proposal:
         draft_probs_NV: law that each node was drawn from, over the *target* vocabulary, ``[N, V]``; ``None`` when the
             tokens are deterministic candidates (or share the verifier's noise) and are verified by draw-and-compare.
         drafter: name of the drafter, for reports.
+        scores: for each node the logarithm of the drafter's estimate that it is kept, never more than its parent's; only
+            of deterministic candidates, which may be left out by it (law 6). ``None`` where the drafter has no opinion.
+            Proposals that differ in nothing else are equal.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     draft_probs_NV: Tensor | None = None
     drafter: str = ""
+    scores: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), (self.tokens, self.parents)
@@ -60,6 +64,8 @@ class Proposal:
         if self.draft_probs_NV is not None:
             assert self.is_chain, "only single chains may be drawn"
             assert self.draft_probs_NV.shape[0] == len(self.tokens)
+            assert self.scores is None, "a drawn token is never left out for what it is"
+        assert self.scores is None or len(self.scores) == len(self.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -91,6 +97,20 @@ class Proposal:
             parents=self.parents[:num_nodes],
             draft_probs_NV=probs,
             drafter=self.drafter,
+            scores=None if self.scores is None else self.scores[:num_nodes],
+        )
+
+    def only(self, nodes: Sequence[int]) -> Proposal:
+        """These nodes alone, ascending, the parent of each among them. Deterministic candidates only (law 6)."""
+        assert self.draft_probs_NV is None, "a drawn token is never left out for what it is"
+        if len(nodes) == len(self):
+            return self
+        index = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}
+        return Proposal(
+            tokens=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(index[self.parents[node]] for node in nodes),
+            drafter=self.drafter,
+            scores=None if self.scores is None else tuple(self.scores[node] for node in nodes),
         )
 
     @staticmethod
@@ -135,6 +155,8 @@ class StepReport:
         draft_ms, verify_ms, other_ms: this sequence's pass: drafting, target pass + verdict, the rest.
         batch_size: sequences that shared the pass; rows: packed rows of the pass.
         prefill_rows: those of ``rows`` that read prompts of other sequences meanwhile.
+        planned: deepest draft that the planner allowed; 0 where it wanted none, more than was drafted where the drafter
+            had less to say.
         is_prefill: True for the pass that read the prompt; it commits one token that no metric counts. Times and ``rows``
             are those of all passes that read a part of it, tokens taken over from a cached prefix left out.
         is_recomputed: True for a prefill that read the sequence's own output again, after it had been put back for want
@@ -153,6 +175,7 @@ class StepReport:
     batch_size: int = 1
     rows: int = 1
     prefill_rows: int = 0
+    planned: int = 0
     is_prefill: bool = False
     is_recomputed: bool = False
     refused: tuple[int, ...] = field(default=())

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftRequest
+from outrider.engine import idle
 from outrider.engine.config import EngineConfig
+from outrider.engine.costs import CostTable, DraftCosts, RowCosts
 from outrider.engine.engine import Engine
 from outrider.models.base import ForwardResult, PackedRows
 from outrider.models.table import TableModel
@@ -81,6 +83,49 @@ def test_a_reused_prefix_has_no_taps() -> None:
     assert listener.seen > 4
 
 
+class Patient(Listener):
+    """A reader that runs a model, nothing of which is ever kept; passes may go by without its hidden states."""
+
+    cost_key, nodes_per_level, deepest, card_rates = "patient", 1.0, 100, (0.0,)
+
+    def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
+        known = self.absorbed.setdefault(sequence, [])
+        if start != self.first.setdefault(sequence, start) + len(known):
+            self.first[sequence] = start
+            known.clear()
+        super().absorb(sequence, start, taps_RD)
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        return 1
+
+
+def test_passes_of_the_long_idle_compute_no_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle sequences' hidden states lapse; before the next try they are kept again, without a gap up to it."""
+    asked: list[bool] = []
+    forward = TableModel.forward
+
+    def spy(self: TableModel, rows: PackedRows, cache: object, *, taps: Sequence[int] = ()) -> ForwardResult:
+        asked.append(bool(taps))
+        return forward(self, rows, cache, taps=taps)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TableModel, "forward", spy)
+    for name, value in (("TRY_SHARE", 0.0), ("FIRST_PURSE", 0.0), ("MOST_PURSE", 1e9)):
+        monkeypatch.setattr(idle, name, value)
+    costs = CostTable(passes=RowCosts(rows=(1, 8), ms=(10.0, 20.0)), drafts={"random": DraftCosts(fixed=30.0)})
+    patient = Patient(random_chains(1))
+    engine = Engine(table_model(), drafter=patient, costs=costs)
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=400))
+    for _ in range(200):
+        engine.step()
+    assert all(asked[: idle.LAPSE]) and not any(asked[idle.LAPSE + 5 :])
+    assert patient.seen == 0
+    engine.planner._purse.ms = 1000.0
+    for _ in range(100):
+        engine.step()
+    assert patient.seen >= 1, "it was tried again, on hidden states up to the last token"
+    assert any(asked[200:])
+
+
 @pytest.mark.parametrize("kind", ["none", "scripted", "listener"])
 def test_only_those_who_read_taps_ask_for_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[tuple[int, ...]] = set()
@@ -93,4 +138,5 @@ def test_only_those_who_read_taps_ask_for_them(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(TableModel, "forward", spy)
     drafter = {"none": None, "scripted": random_chains(1), "listener": Listener(random_chains(1))}[kind]
     decode(drafter, SamplingParams(max_tokens=5))
-    assert asked == {(3, 0) if kind == "listener" else ()}
+    # The last pass of an output is read by nobody.
+    assert asked == ({(3, 0), ()} if kind == "listener" else {()})

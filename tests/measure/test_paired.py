@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from outrider.engine.config import EngineConfig
+from outrider.engine.costs import RowCosts
 from outrider.engine.engine import Engine
-from outrider.engine.planner import RowCosts
 from outrider.measure.paired import PairedReport, _predicted, compare_paired, measure_row_costs
 from outrider.measure.workloads import BUNDLED, bundled
 from outrider.sampling.params import SamplingParams

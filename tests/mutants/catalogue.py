@@ -10,8 +10,9 @@ from tests.mutants.doctor import DOCTOR
 from tests.mutants.grammars import GRAMMARS
 from tests.mutants.judgements import JUDGEMENTS
 from tests.mutants.laws import NOISE, SAMPLERS, VERIFIERS
-from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, PLANNERS, STOPS
+from tests.mutants.machinery import CACHES, COUNTS, DRAFTERS, MODELS, STOPS
 from tests.mutants.mutant import Mutant
+from tests.mutants.planning import LOOKAHEAD, PLANNERS
 from tests.mutants.replaying import REPLAYS
 from tests.mutants.scheduling import SCHEDULERS
 from tests.mutants.serving import SERVING
@@ -21,7 +22,8 @@ __all__ = ["GROUPS", "MUTANTS"]
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "laws": (*VERIFIERS, *NOISE, *SAMPLERS),
     "audits": AUDITS,
-    "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *PLANNERS, *DRAFTERS),
+    "machinery": (*CACHES, *MODELS, *STOPS, *COUNTS, *DRAFTERS),
+    "planning": (*LOOKAHEAD, *PLANNERS),
     "scheduling": SCHEDULERS,
     "grammars": GRAMMARS,
     "serving": SERVING,

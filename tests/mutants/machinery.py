@@ -1,10 +1,10 @@
-"""Faults in caches, models, stop rules, counts, planner and drafters."""
+"""Faults in caches, models, stop rules, counts and drafters."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-__all__ = ["CACHES", "COUNTS", "DRAFTERS", "MODELS", "PLANNERS", "STOPS"]
+__all__ = ["CACHES", "COUNTS", "DRAFTERS", "MODELS", "STOPS"]
 
 DENSE = "tests/cache/test_dense.py"
 LLAMA = "tests/models/test_llama.py"
@@ -12,7 +12,6 @@ IDENTITY = "tests/engine/test_identity.py"
 SAME_OUTPUT = f"{IDENTITY}::test_output_is_plain_output"
 STOP = "tests/engine/test_stop.py"
 REPORT = "tests/engine/test_report.py"
-PLANNER = "tests/engine/test_planner.py"
 PREFIXES = "tests/engine/test_prefixes.py"
 LM = "tests/drafters/test_lm.py"
 EAGLE = "tests/drafters/test_eagle.py"
@@ -206,36 +205,6 @@ COUNTS = (
         new="return 1",
         tests=(f"{REPORT}::test_leaf_reached_at_half_depth_is_not_a_reach_below",),
         why="the kept branch of a tree may be shorter than the tree",
-    ),
-)
-
-PLANNERS = (
-    Mutant(
-        name="budget_ignores_the_end_of_the_output",
-        file="engine/planner.py",
-        old="min(s.most_drafts, self._depth(s.key, len(sequences)))",
-        new="self._depth(s.key, len(sequences))",
-        tests=(
-            f"{PLANNER}::test_the_end_of_the_output_bounds_the_depth",
-            f"{IDENTITY}::test_the_window_ends_the_output",
-        ),
-        why="drafts past max_tokens cannot be committed, and past the window they cannot even be computed",
-    ),
-    Mutant(
-        name="planner_never_tries_again",
-        file="engine/planner.py",
-        old="plan.waiting = max(0, plan.waiting - 1)",
-        new="plan.waiting = max(1, plan.waiting - 1)",
-        tests=(f"{PLANNER}::test_refused_drafts_become_rare",),
-        why="a text may turn predictable",
-    ),
-    Mutant(
-        name="planner_never_gives_up",
-        file="engine/planner.py",
-        old="        best, best_gain = 0, MARGIN\n",
-        new="        best, best_gain = 1, MARGIN\n",
-        tests=(f"{PLANNER}::test_refused_drafts_become_rare",),
-        why="speculation that does not pay must not make a user slower",
     ),
 )
 

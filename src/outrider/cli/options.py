@@ -100,7 +100,8 @@ Draft = Annotated[
         "-d",
         help="Who proposes: none, ngram, suffix, self (an int8 copy of the target; self:dtype=int4 in 4 bits), "
         "slice:8 (its first 8 layers), random, a model with the same tokenizer, the folder of a trained head, or "
-        "merged:HEAD (head and suffix in one tree). Options follow a colon: HEAD:depth=4,width=3,num_nodes=9 drafts trees.",
+        "merged:HEAD (head and suffix in one tree), or auto:suffix,HEAD (the planner chooses, step by step). Options follow "
+        "a colon: HEAD:depth=4,width=3,num_nodes=9 drafts trees.",
         show_default="suffix",
         rich_help_panel=SPECULATION,
     ),
@@ -118,7 +119,7 @@ NumDraftTokens = Annotated[
 Schedule = Annotated[
     str | None,
     typer.Option(
-        help="adaptive stops drafting while it does not pay; fixed always drafts k tokens.",
+        help="adaptive drafts where and as far as it pays, by measured costs (docs/planner.md); fixed always drafts k tokens.",
         show_default="adaptive",
         rich_help_panel=SPECULATION,
     ),

@@ -28,6 +28,7 @@ __all__ = [
     "DrafterWithMemory",
     "DrafterWithPath",
     "LawDrafter",
+    "ModelDrafter",
     "SharingDrafter",
     "TapDrafter",
     "parts_of",
@@ -52,6 +53,7 @@ class DraftRequest:
         most_depth: deepest draft that could still be committed, for whoever adds to a drafter's proposal.
         ahead: draft tokens that stand before the first one wanted here; only an :class:`AheadDrafter` is given any.
         prediction: a text that the output may largely repeat.
+        drafter: which of a portfolio's drafters is asked (:mod:`outrider.drafters.portfolio`); all others ignore it.
     """
 
     sequence: int
@@ -65,6 +67,7 @@ class DraftRequest:
     most_depth: int = 0
     ahead: tuple[int, ...] = ()
     prediction: tuple[int, ...] = ()
+    drafter: str = ""
 
 
 class Drafter(Protocol):
@@ -210,4 +213,26 @@ class LawDrafter(Protocol):
         Returns:
             K rows each; fewer where the drafter's window ends.
         """
+        ...
+
+
+@runtime_checkable
+class ModelDrafter(Protocol):
+    """A drafter that runs passes of a model, which are worth timing and planning. All others are taken for cheap.
+
+    Attributes:
+        cost_key: what its passes' times depend on: shape, precision, path; tables of times are kept by it.
+        nodes_per_level: draft nodes for each level of depth, 1 for chains.
+        deepest: most levels that it ever drafts.
+        card_rates: of the drafts at each depth that verification arrived at, the share that was kept when the drafter was
+            evaluated; empty where nobody knows.
+    """
+
+    cost_key: str
+    nodes_per_level: float
+    deepest: int
+    card_rates: tuple[float, ...]
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Rows that it would have to read before it can draft behind a sequence of ``num_tokens`` committed tokens."""
         ...

@@ -8,6 +8,8 @@
 ``self``            the target itself in int8
 ``slice:8``         the target's first eight layers with its LM head
 ``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
+``auto:A,B``        two or more of the others; for each sequence and step the planner asks one of them (docs/planner.md).
+                    Options of a member follow it: ``auto:suffix,HEAD:min_prob=0.2``
 ``random``          a small model that knows nothing: what a useless drafter costs
 ``forced``          only tokens that a request's grammar leaves no choice about (every drafter adds these)
 ``prediction``      only what a request's ``prediction`` says; ``ngram`` and ``suffix`` look there, too
@@ -25,11 +27,12 @@ any of which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``sl
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from outrider.device import Placement, Precision
 from outrider.drafters.base import Drafter
@@ -39,6 +42,7 @@ from outrider.drafters.head_folder import load_head, refuse_foreign_head
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.merge import MergedDrafter
 from outrider.drafters.ngram import NGramDrafter
+from outrider.drafters.portfolio import portfolio_of
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.preload import read_answers
 from outrider.drafters.shipped import head_path, shipped_heads
@@ -54,15 +58,17 @@ from outrider.models.native import NativeTarget
 
 __all__ = ["DRAFTERS", "make_drafter", "parse_spec"]
 
-DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "random", "forced", "prediction")
+DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "auto", "random", "forced", "prediction")
 """Names that are not models."""
 
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
 _SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
 _TREE_OPTIONS = ("depth", "width", "num_nodes")
 _HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window", "dtype")
-_WITH_ARGUMENT = ("slice", "merged")
+_WITH_ARGUMENT = ("slice", "merged", "auto")
 _RANDOM_WIDTH = 64
+_FEWEST_REACHED = 50
+"""Steps of a head's evaluation that a rate on its card must rest on."""
 
 T = TypeVar("T", int, float)
 
@@ -85,6 +91,9 @@ def make_drafter(
         ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
         DataError: a file of past answers that cannot be read.
     """
+    if spec.partition(":")[0] == "auto":
+        made = [make_drafter(each, target, dtype=dtype, tree=tree, offline=offline) for each in _members(spec)]
+        return portfolio_of([member for member in made if member is not None], name=spec)
     name, options = parse_spec(spec)
     if name == "none":
         _refuse_unknown(spec, options, ())
@@ -127,6 +136,22 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
             raise ConfigError(f"drafter {spec!r} gives option {name!r} twice; give it once")
         options[name] = value
     return found["head"], options
+
+
+def _members(spec: str) -> list[str]:
+    """The drafters of ``auto:...``: a piece ``name=value`` is one more option of the member before it."""
+    members: list[str] = []
+    for piece in spec.removeprefix("auto:").split(","):
+        if members and re.fullmatch(r"\w+=.*", piece):
+            members[-1] += f",{piece}"
+        else:
+            members.append(piece)
+    for member in members:
+        if member.partition(":")[0] in ("none", "auto"):
+            raise ConfigError(
+                f"drafter {spec!r} cannot choose {member!r}; give drafters that propose, as auto:suffix,HEAD"
+            )
+    return members
 
 
 def _refuse_unknown(spec: str, options: Mapping[str, str], allowed: tuple[str, ...]) -> None:
@@ -194,7 +219,17 @@ def _make_head(
         min_prob=_number(spec, options, "min_prob", float, 0.0),
         window=_number(spec, options, "window", int, loaded.head.config.max_positions),
         context=None if native is None or precision == "float32" else native.context,
+        card_rates=_card_rates(loaded.info.acceptance),
     )
+
+
+def _card_rates(acceptance: Mapping[str, Any]) -> tuple[float, ...]:
+    """Kept of reached at each depth, as measured when the head was trained; depths that few texts reached are left out."""
+    reached, kept = acceptance.get("reached"), acceptance.get("kept")
+    if not isinstance(reached, list) or not isinstance(kept, list):
+        return ()
+    pairs = itertools.takewhile(lambda pair: pair[0] >= _FEWEST_REACHED, zip(reached, kept, strict=False))
+    return tuple(k / r for r, k in pairs)
 
 
 def _head_precision(name: str, dtype: str, of_target: Precision, is_native: bool) -> Precision:

@@ -50,6 +50,7 @@ class EagleDrafter:
         head: with the target's embedding attached.
         placement: where it runs, and how. Without ``context`` every precision but float32 runs as bfloat16.
         context: the native target's threads; the head's passes then are native ones, in bfloat16 or int8.
+        card_rates: see :class:`outrider.drafters.base.ModelDrafter`.
         name: for reports.
         tree: shape of the trees; ``None`` drafts chains.
         min_prob: drafts less likely than this to be kept are left out, as above.
@@ -72,6 +73,7 @@ class EagleDrafter:
         min_prob: float = 0.0,
         window: int | None = None,
         context: Context | None = None,
+        card_rates: tuple[float, ...] = (),
     ) -> None:
         if not 0 <= min_prob <= 1:
             raise ConfigError(f"drafter {name}: min_prob {min_prob} is not possible; allowed: 0 to 1")
@@ -84,6 +86,10 @@ class EagleDrafter:
         self.taps = head.config.tap_layers
         with torch.inference_mode():
             self._entries, self.path = _make_entries(head, placement, context)
+        self.cost_key = f"head {head.config.to_json()} {self.path} {tree}"
+        self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
+        self.deepest = 1 << 10 if tree is None else tree.depth
+        self.card_rates = card_rates
         self._window = window
         self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize
         self._reader = EagleReader(self._entries, window)
@@ -99,6 +105,10 @@ class EagleDrafter:
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Hidden states of committed tokens; see :class:`outrider.drafters.base.TapDrafter`."""
         self._reader.absorb(sequence, start, taps_RD)
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Positions whose taps wait, as far as they are still kept."""
+        return self._reader.backlog(sequence)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:

@@ -8,6 +8,7 @@ cache was taken over from an earlier request), drafts from the positions that it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +22,10 @@ JOINT_ROWS = 64
 """A sequence with more waiting taps than this makes all entries but its last by itself first."""
 CHUNK = 512
 """Most entries of one sequence in a pass."""
+RING_BYTES = 256 << 20
+"""Most memory of the taps that wait, of all sequences together."""
+RING_LEAST = 32
+"""Taps of a sequence that may always wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +106,7 @@ class _Text:
     first: int = 0
     count: int = 0
     end: int = 0
-    waiting: list[Tensor] = field(default_factory=list)
+    waiting: deque[Tensor] = field(default_factory=deque)
     num_waiting: int = 0
     last_tap: Tensor | None = None
 
@@ -111,9 +116,9 @@ class _Text:
             assert self.last_tap is not None, "no taps came for this sequence"
             self.count -= 1
             return self.last_tap
-        taps_RD = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+        taps_RD = self.waiting[0] if len(self.waiting) == 1 else torch.cat(tuple(self.waiting))
         taps_RD = taps_RD[-most:]
-        self.waiting, self.num_waiting, self.last_tap = [], 0, taps_RD[-1:].clone()
+        self.waiting, self.num_waiting, self.last_tap = deque(), 0, taps_RD[-1:].clone()
         return taps_RD
 
 
@@ -145,16 +150,26 @@ class EagleReader:
         return sum(taps.numel() * taps.element_size() for text in self._texts.values() for taps in text.waiting)
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
-        """Taps of the committed tokens at positions ``start`` and on; older ones than the window are dropped."""
+        """Taps of the committed tokens at positions ``start`` and on.
+
+        Those older than the window are dropped, and those past this sequence's share of ``RING_BYTES``: who was idle for
+        long drafts from what is left.
+        """
         text = self._texts[sequence]
         assert start >= text.end, (start, text.end)
         if start > text.end:
-            text.waiting, text.num_waiting = [], 0
+            text.waiting, text.num_waiting = deque(), 0
         text.waiting.append(taps_RD)
         text.num_waiting += len(taps_RD)
         text.end = start + len(taps_RD)
-        while text.num_waiting - len(text.waiting[0]) >= self._window:
-            text.num_waiting -= len(text.waiting.pop(0))
+        row_bytes = taps_RD.shape[1] * taps_RD.element_size()
+        most = min(self._window, max(RING_LEAST, RING_BYTES // (row_bytes * len(self._texts))))
+        while text.num_waiting - len(text.waiting[0]) >= most:
+            text.num_waiting -= len(text.waiting.popleft())
+
+    def backlog(self, sequence: int) -> int:
+        """Taps that wait for a sequence."""
+        return self._texts[sequence].num_waiting
 
     def catch_up(self, texts: Sequence[tuple[int, Sequence[int]]], *, levels: int, width: int) -> DraftWalk:
         """Make the entries that wait of ``(sequence, committed tokens)``, and stand behind the last.

@@ -49,6 +49,12 @@ class LMDrafter:
         self.name = name
         self.tree = tree
         self.model = model
+        spec = model.spec
+        shape = f"{spec.num_layers}x{spec.hidden_size} {spec.vocab_size} {spec.num_heads}/{spec.num_kv_heads}"
+        self.cost_key = f"model {spec.fingerprint} {shape} {spec.precision} {spec.path} {tree}"
+        self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
+        self.deepest = 1 << 10 if tree is None else tree.depth
+        self.card_rates: tuple[float, ...] = ()
         size = model.spec.vocab_size if vocab_size is None else vocab_size
         self.vocabulary = DraftVocabulary(target_size=size)
         self.is_start_free = True
@@ -88,6 +94,10 @@ class LMDrafter:
             rows = [first_BV, self._reader.read_run(request.sequence, rest)] if rest else [first_BV]
             found.append(torch.cat(rows))
         return found
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Committed tokens that the draft model has not read."""
+        return self._reader.backlog(sequence, num_tokens)
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Forget the drafts that were refused."""

@@ -38,6 +38,10 @@ class MergedDrafter:
         self.name = name
         self.taps = head.taps
         self.path = head.path
+        self.cost_key = f"{head.cost_key} tree {shape}"
+        self.nodes_per_level = shape.num_nodes / shape.depth
+        self.deepest = 1 << 10  # copies go on where the head's tree ends
+        self.card_rates = head.card_rates
         self.shape = shape
         self.suffix = suffix
         self.head = head
@@ -61,6 +65,10 @@ class MergedDrafter:
             copied = self.suffix.candidates(request, self.shape.num_nodes)
             proposals.append(merge_trees([own, copied], self.shape.num_nodes, drafter=self.name))
         return proposals
+
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Of the head."""
+        return self.head.backlog(sequence, num_tokens)
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Tell both."""
@@ -100,4 +108,5 @@ def merge_trees(trees: Sequence[ScoredTree], num_nodes: int, *, drafter: str) ->
         tokens=tuple(paths[place][1] for place in chosen),
         parents=tuple(index[paths[place][0]] for place in chosen),
         drafter=drafter,
+        scores=tuple(scores[place] for place in chosen),
     )

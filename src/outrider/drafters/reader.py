@@ -59,6 +59,11 @@ class DraftReader:
         """Most draft tokens behind a text of ``num_tokens`` tokens: the last of them is never read."""
         return max(0, self.model.spec.max_positions - num_tokens + 1) if num_tokens else 0
 
+    def backlog(self, sequence: int, num_tokens: int) -> int:
+        """Tokens of a text of ``num_tokens`` that are unread."""
+        text = self._texts.get(sequence)
+        return num_tokens - (0 if text is None else text.agreed)
+
     def settle(self, sequence: int, tokens: Sequence[int]) -> None:
         """``tokens`` are committed now: cut the cache to what it shares with them."""
         text = self._texts.get(sequence)

@@ -66,12 +66,16 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Active:
-    """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read."""
+    """One running sequence and where the shared index last saw it: node, matched tokens, tokens read, version read.
+
+    Its own index holds the first ``num_indexed`` tokens; the others are added when a draft is asked for.
+    """
 
     index: SuffixIndex
     shared: _Shared
     tokens: Sequence[int]
     num_prompt: int
+    num_indexed: int = 0
     node: int = START
     matched: int = 0
     num_read: int = 0
@@ -170,11 +174,10 @@ class SuffixDrafter:
         self._scopes[sequence] = scope
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Index the prompt."""
+        """A sequence begins. Its text is indexed when the first draft is asked for."""
         assert sequence not in self._active, sequence
-        index = SuffixIndex(self.max_depth)
-        index.append(tokens)
-        self._active[sequence] = _Active(index, self._share(self._scopes.get(sequence)), tokens, len(tokens))
+        shared = self._share(self._scopes.get(sequence))
+        self._active[sequence] = _Active(SuffixIndex(self.max_depth), shared, tokens, len(tokens))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One chain, or ``NO_DRAFT``, for each request."""
@@ -182,16 +185,13 @@ class SuffixDrafter:
 
     def candidates(self, request: DraftRequest, num_nodes: int) -> ScoredTree:
         """The likeliest nodes, by the rule ``tree`` (or ``chain``), with their estimates."""
-        active = self._active[request.sequence]
-        self._read(active, request)
+        active = self._caught_up(request)
         tokens, parents, probs = self._likeliest(active, request, num_nodes)
         return ScoredTree(tokens, parents, [log(prob) for prob in probs])
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
-        """Index the new tokens."""
-        active = self._active[sequence]
-        active.tokens = tokens
-        active.index.append(tokens[len(tokens) - num_new :])
+        """Nothing yet: whoever drafts rarely indexes rarely."""
+        self._active[sequence].tokens = tokens
 
     def finish(self, sequence: int) -> None:
         """Free the sequence's index and remember its response."""
@@ -221,16 +221,24 @@ class SuffixDrafter:
         for name in [name for name, shared in self._shared.items() if not shared.index.num_texts and name != scope]:
             del self._shared[name]
 
-    def _propose_one(self, request: DraftRequest) -> Proposal:
+    def _caught_up(self, request: DraftRequest) -> _Active:
+        """The sequence, with all of its tokens read."""
         active = self._active[request.sequence]
+        active.index.append(request.tokens[active.num_indexed :])
+        active.num_indexed = len(request.tokens)
         self._read(active, request)
-        draft = self._draft_path if self.rule == "paper" else self._draft_tree
-        tokens, parents = draft(active, request)
-        return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafter=self.name) if tokens else NO_DRAFT
+        return active
 
-    def _draft_tree(self, active: _Active, request: DraftRequest) -> tuple[Sequence[int], Sequence[int]]:
-        tokens, parents, _ = self._likeliest(active, request, request.num_draft_tokens)
-        return tokens, parents
+    def _propose_one(self, request: DraftRequest) -> Proposal:
+        active = self._caught_up(request)
+        if self.rule == "paper":
+            path, parents = self._draft_path(active, request)
+            return Proposal(tokens=tuple(path), parents=tuple(parents), drafter=self.name) if path else NO_DRAFT
+        tokens, above, probs = self._likeliest(active, request, request.num_draft_tokens)
+        if not tokens:
+            return NO_DRAFT
+        scores = tuple(log(prob) for prob in probs)
+        return Proposal(tokens=tuple(tokens), parents=tuple(above), drafter=self.name, scores=scores)
 
     def _likeliest(
         self, active: _Active, request: DraftRequest, num_nodes: int

@@ -119,10 +119,11 @@ class TreeGrowth:
 
     def proposal(self, drafter: str) -> Proposal:
         """The finished tree as a proposal; ``NO_DRAFT`` if nothing was worth a node."""
-        tree = self.chosen()
-        if not tree.tokens:
+        nodes = sorted(self._best(range(len(self.tokens)), self.shape.num_nodes))
+        if not nodes:
             return NO_DRAFT
-        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=drafter)
+        tree, scores = self._subtree(nodes), tuple(self.scores[node] for node in nodes)
+        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=drafter, scores=scores)
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         return sorted(nodes, key=lambda node: (-self.scores[node], node))[:count]

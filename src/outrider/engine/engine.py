@@ -16,16 +16,19 @@ import torch
 
 from outrider.device import one_torch_thread
 from outrider.drafters.base import Drafter, DrafterWithPath
-from outrider.drafters.forced import with_forced
+from outrider.drafters.portfolio import members_of
 from outrider.engine.config import EngineConfig
+from outrider.engine.costs import CostTable
 from outrider.engine.intake import Intake
+from outrider.engine.measure_costs import load_or_measure
 from outrider.engine.memory import CacheMemory, resolve_budget
-from outrider.engine.planner import Planner, RowCosts
+from outrider.engine.planner import Planner
 from outrider.engine.queue import Ticket
 from outrider.engine.request import Prompt, build_request, build_sequences
 from outrider.engine.result import GenerationResult, StreamEvent
 from outrider.engine.scheduler import PassPlan, Scheduler
 from outrider.engine.sequence import LiveSequence
+from outrider.engine.speculation import SpeculationParams
 from outrider.engine.stats import EngineStats, Meter
 from outrider.engine.step import Machinery, decode_step
 from outrider.engine.streams import AsyncStreams
@@ -47,7 +50,8 @@ class Engine:
         drafter: who proposes; ``None`` decodes plainly.
         config: how to speculate and batch.
         entropy: source of 63-bit seeds for requests without one; the default asks the operating system.
-        costs: pass time by rows, for the adaptive schedule; measured here in a fraction of a second if not given.
+        costs: of passes and drafts, for the adaptive schedule; if not given, measured here in a second or two, or read
+            from the cache folder if that was done before.
 
     Example::
 
@@ -64,7 +68,7 @@ class Engine:
         drafter: Drafter | None = None,
         config: EngineConfig | None = None,
         entropy: Callable[[], int] | None = None,
-        costs: RowCosts | None = None,
+        costs: CostTable | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -73,15 +77,14 @@ class Engine:
         self.config = replace(config, cache_memory_gb=budget_gb)
         self.tokenizer = getattr(target, "tokenizer", None)
         self._entropy = entropy or (lambda: secrets.randbits(63))
+        # Who never drafts need not follow the texts.
+        active = drafter if self.config.num_draft_tokens > 0 else None
         self._machinery = Machinery(
-            target=target,
-            cache=target.new_cache(),
-            drafter=with_forced(drafter) if self.config.num_draft_tokens else drafter,
-            verification=self.config.verification,
+            target=target, cache=target.new_cache(), drafter=active, verification=self.config.verification
         )
         self._has_own_threads = target.spec.path.startswith("native")
-        self.planner = Planner(self.config, self._row_costs(costs))
-        self._memory = CacheMemory(self._machinery.cache, self._machinery.drafter, round(budget_gb * 1e9))
+        self.planner = Planner(self.config, self._cost_table(costs), members_of(active))
+        self._memory = CacheMemory(self._machinery.cache, active, round(budget_gb * 1e9))
         self._scheduler = Scheduler(self._machinery, self.config, self._memory)
         self._meter = Meter()
         self._ids, self._keys, self._numbers = itertools.count(), itertools.count(), itertools.count()
@@ -122,6 +125,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         prediction: str | None = None,
+        speculation: SpeculationParams | None = None,
     ) -> str:
         """Queue a request; returns its id. Does not wait for a step that runs in another thread.
 
@@ -134,17 +138,20 @@ class Engine:
             timeout_s: seconds from now after which it ends with what it has, reason ``timeout``.
             prediction: a text that the output may largely repeat. Drafters that look text up copy from it; it changes
                 speed, never output.
+            speculation: how this request may be drafted for; as the engine sees fit if not given.
 
         Raises:
             PromptError, SamplingError: what was given is not possible; nothing was queued.
             CapacityError: it could never fit into the cache's memory.
             QueueFullError: as many requests wait as may wait.
             DrainingError: nothing new is taken.
-            ConfigError: the id is in use, or the timeout is not positive.
+            ConfigError: the id is in use, the timeout is not positive, or ``speculation`` asks for what this engine has not.
         """
         params = params or SamplingParams()
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"timeout_s {timeout_s!r} is not possible; allowed: seconds of more than 0, or none")
+        if speculation is not None:
+            speculation.check([each.name for each in members_of(self.drafter)], self.config.num_draft_tokens)
         self._intake.check_open()
         seed = params.seed if params.seed is not None else self._entropy()
         id = id if id is not None else self._new_id()
@@ -159,6 +166,7 @@ class Engine:
             spec=spec,
             tokenizer=tokenizer,
             prediction=prediction,
+            speculation=speculation,
         )
         deadline = None if timeout_s is None else request.submitted + timeout_s
         request = replace(request, number=next(self._numbers), deadline=deadline)
@@ -271,6 +279,7 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         prediction: str | None = None,
+        speculation: SpeculationParams | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Decode one prompt beside whatever else this event loop streams; steps run in a worker thread.
 
@@ -288,6 +297,7 @@ class Engine:
                 priority=priority,
                 timeout_s=timeout_s,
                 prediction=prediction,
+                speculation=speculation,
             )
 
         async with aclosing(self._streams.follow(name, params.n, submit)) as events:
@@ -315,9 +325,13 @@ class Engine:
             "sampling": asdict(params),
         }
 
-    def _row_costs(self, given: RowCosts | None) -> RowCosts:
-        is_needed = self.drafter is not None and self.config.schedule == "adaptive" and self.config.num_draft_tokens > 0
-        return given or (RowCosts.measured(self.target) if is_needed else RowCosts())
+    def _cost_table(self, given: CostTable | None) -> CostTable:
+        members = members_of(self.drafter)
+        is_needed = bool(members) and self.config.schedule == "adaptive" and self.config.num_draft_tokens > 0
+        if given is not None or not is_needed:
+            return given or CostTable()
+        with torch.inference_mode(), one_torch_thread(self._has_own_threads):
+            return load_or_measure(self.target, members)
 
     @property
     def _drafter_name(self) -> str:
@@ -386,7 +400,7 @@ class Engine:
         self._intake.note_started(ticket.request.id for ticket in plan.tickets)
         self._interrupted = plan
         try:
-            reports = decode_step(self._machinery, plan.sequences, self.planner.budgets(plan.sequences), plan.chunks)
+            reports = decode_step(self._machinery, self.planner, plan.sequences, plan.chunks)
         except AssertionError:
             raise
         except Exception as error:
@@ -407,7 +421,6 @@ class Engine:
         self._meter.add_pass(plan, reports)
         events = []
         for sequence, report in zip(plan.takers, reports, strict=True):
-            self.planner.record(sequence, report)
             if sequence.finish_reason is None:
                 events.append(self._event(sequence, report))
             else:

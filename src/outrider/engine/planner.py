@@ -1,185 +1,403 @@
-"""How many draft tokens each sequence gets now. Zero is a good answer.
+"""Who drafts now, for which sequences, how deep. Zero is a good answer, and often the best one.
 
-A step with k drafts commits 1 + S_1 + ... + S_k tokens on average, S_i being the chance that the first i are kept, and
-costs c(k) plain passes: the larger pass and the drafting. It pays where (1 + sum S) / c > 1; the best k maximises it
-(Leviathan et al., arXiv 2211.17192, theorem 3.8, with measured chances and costs in place of one rate).
+A step is planned in three moves, each from what is known before the drafts that it decides on (law 5):
 
-Chances come from tokens that are already committed, costs from a clock: nothing here looks at a token that is drafted
-now (law 5), so the choice cannot bias the output.
+1. *Lookups* (drafters that run no model) are asked where past evidence says that a look pays. What they find is a function of
+   the committed text, so it may be looked at.
+2. *Models* are asked for those sequences, and to that depth, where they gain most tokens a millisecond
+   (:mod:`outrider.engine.allocation`), the lookups' finds and the drafter's own time counted. A drawn draft is verified as
+   it was drawn.
+3. *Trees with estimates* hold deterministic candidates only. Their nodes, of all sequences together, queue up by their
+   corrected chance, and those that do not pay for their rows are left out.
+
+Whoever is not asked is tried again now and then. Tries are paid from a purse that every step fills with a fixed share
+(:mod:`outrider.engine.idle`) of its time, so that trying costs at most that share.
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from typing import Any, Protocol
 
+from outrider.drafters.base import Drafter, ModelDrafter, TapDrafter
+from outrider.engine.allocation import Bid, Step, best_prefix, share_depths
+from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
-from outrider.engine.sequence import LiveSequence
-from outrider.models.base import Target
-from outrider.models.cost import time_passes
-from outrider.types import StepReport
+from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
+from outrider.engine.idle import Purse, is_ready, keeps_taps
+from outrider.engine.plan import NO_ASK, Ask, StepPlan
+from outrider.engine.planlog import PlanLog, PlanRecord
+from outrider.engine.speculation import SpeculationParams
+from outrider.types import Proposal, StepReport
 
-__all__ = ["Planner", "RowCosts"]
+__all__ = ["Plannable", "Planner"]
 
-DECAY = 0.9
-"""Weight of a step's evidence after each later step of the same request: about ten steps are remembered."""
-PAUSE_DECAY = 0.98
-"""The same for each pass without drafts, so that a text that changes its nature gets a new chance."""
-PRIOR_STEPS = 2.0
-"""How many steps of evidence the pooled rates of earlier requests are worth to a new one."""
-FIRST_PAUSE, LONGEST_PAUSE = 8, 64
-"""Passes without drafts after drafting stopped paying; doubles each time a new try does not pay either."""
-TRY_LENGTH = 4
-"""Drafts in the step that tries again after a pause."""
-MARGIN = 1.02
-"""Predicted gain below which plain decoding is preferred: costs are measured, and measuring errs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCosts:
-    """Milliseconds of a pass by its packed rows, measured; linear in between and beyond.
-
-    Attributes:
-        rows: ascending row counts; ms: time of a pass with that many rows. Both empty: a row more costs nothing.
-    """
-
-    rows: tuple[int, ...] = ()
-    ms: tuple[float, ...] = ()
-
-    def __call__(self, num_rows: float) -> float:
-        """Predicted milliseconds of a pass over ``num_rows`` rows."""
-        if len(self.rows) < 2:
-            return self.ms[0] if self.ms else 1.0
-        right = min(max(1, bisect_left(self.rows, num_rows)), len(self.rows) - 1)
-        r0, r1 = self.rows[right - 1], self.rows[right]
-        slope = (self.ms[right] - self.ms[right - 1]) / (r1 - r0)
-        return self.ms[right - 1] + slope * (num_rows - r0)
-
-    @staticmethod
-    def measured(target: Target) -> RowCosts:
-        """Time a few passes of this target on this machine; a fraction of a second."""
-        num_cached = min(256, target.spec.max_positions // 2)
-        row_counts = [rows for rows in (1, 2, 4, 8, 16) if num_cached + rows <= target.spec.max_positions]
-        timed = time_passes(target, row_counts, num_cached=num_cached, repeats=3)
-        # A pass over more rows is never cheaper; where the clock says so, it erred.
-        ms = itertools.accumulate((ms for _, ms in timed), max)
-        return RowCosts(rows=tuple(rows for rows, _ in timed), ms=tuple(ms))
+MARGIN = 1.01
+"""Predicted gain below which a step is left as it is: costs are measured, and measuring errs."""
+TRY_DEPTH = 3
+"""Most drafts of a try."""
+TRY_FLOOR = 0.1
+"""Share of a try's cost that is paid at least, however much it may gain."""
+FIRST_LOOKS = 2
+"""Looks of each request before its own evidence counts."""
+NAP = 8
+"""Steps that pass before the next look where nobody was worth asking."""
+HORIZON = 64
+"""Steps over which reading what a drafter missed is spread."""
 
 
-@dataclass(slots=True)
-class _Belief:
-    """Decayed counts of how often each depth was reached and kept."""
+class Plannable(Protocol):
+    """What the planner reads of a running sequence; :class:`outrider.engine.sequence.LiveSequence` is one."""
 
-    reached: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
-
-    def update(self, report: StepReport, decay: float) -> None:
-        self.fade(decay)
-        for depth, (reached, kept) in enumerate(zip(report.reached, report.kept, strict=True)):
-            if depth == len(self.reached):
-                self.reached.append(0.0)
-                self.kept.append(0.0)
-            self.reached[depth] += reached
-            self.kept[depth] += kept
-
-    def fade(self, decay: float) -> None:
-        """Old evidence weighs less."""
-        self.reached = [value * decay for value in self.reached]
-        self.kept = [value * decay for value in self.kept]
-
-    def rate(self, depth: int, prior: float, strength: float) -> float:
-        if depth >= len(self.reached):
-            return prior
-        return (self.kept[depth] + prior * strength) / (self.reached[depth] + strength)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What the planner remembers of one sequence."""
-
-    belief: _Belief = field(default_factory=_Belief)
-    pause: int = FIRST_PAUSE
-    waiting: int = 0
-    is_trying: bool = False
+    @property
+    def key(self) -> int: ...
+    @property
+    def most_drafts(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def speculation(self) -> SpeculationParams: ...
 
 
 class Planner:
-    """Chooses the draft depth of every sequence of a step.
+    """Plans every step of an engine, and learns from it.
 
     Args:
-        config: ``schedule="fixed"`` always gives ``num_draft_tokens``.
-        costs: pass time by rows of this target on this machine; only the adaptive schedule reads them.
+        config: ``schedule="fixed"`` always asks the first drafter (or the request's own) for ``num_draft_tokens``.
+        costs: of passes and drafts; only the adaptive schedule reads them.
+        members: drafters that may be asked; none: every step is plain.
     """
 
-    def __init__(self, config: EngineConfig, costs: RowCosts) -> None:
-        self._most = config.num_draft_tokens
+    def __init__(self, config: EngineConfig, costs: CostTable, members: Sequence[Drafter] = ()) -> None:
+        self._most = config.num_draft_tokens if members else 0
         self._is_fixed = config.schedule == "fixed"
-        self.costs = costs
-        self._pooled = _Belief()
-        self._plans: dict[int, _Plan] = {}
-        self._draft_ms_per_level = 0.0
-        self._nodes_per_level = 1.0
+        self._names = [member.name for member in members]
+        self._models: dict[str, ModelDrafter] = {m.name: m for m in members if isinstance(m, ModelDrafter)}
+        self._lookups = [name for name in self._names if name not in self._models]
+        self._readers = [member.name for member in members if isinstance(member, TapDrafter)]
+        cards = {name: self._models[name].card_rates if name in self._models else () for name in self._names}
+        deepest = {name: self._models[name].deepest if name in self._models else self._most for name in self._names}
+        self.evidence = Evidence(cards, {name: min(self._most, depth) for name, depth in deepest.items()})
+        self.costs = LiveCosts(costs, self._names)
+        self.log = PlanLog()
+        self._purse = Purse()
+        self._nap_until, self._signature = 0, (0, 0)
 
-    def budgets(self, sequences: Sequence[LiveSequence]) -> list[int]:
-        """Most draft depth for each sequence, never past what its limit could commit."""
-        return [min(s.most_drafts, self._depth(s.key, len(sequences))) for s in sequences]
+    def open(self, sequences: Sequence[Plannable], *, num_other_rows: int = 0) -> StepPlan:
+        """A step begins: who is asked first. With a fixed schedule that is all.
 
-    def record(self, sequence: LiveSequence, report: StepReport) -> None:
-        """Learn from one pass of one sequence."""
-        if self._is_fixed or report.is_prefill:
+        Args:
+            sequences: of the step; there may be none.
+            num_other_rows: of prompts that are read in the same pass.
+        """
+        self.evidence.step += 1
+        size = len(sequences)
+        context = sum(s.num_tokens for s in sequences) / max(1, size)
+        curve = self.costs.passes(size + num_other_rows)
+        plain_ms = curve[size] + self.costs.around_ms(size, context)
+        self._purse.fill(plain_ms)
+        plan = StepPlan(
+            asks=[NO_ASK] * size,
+            gains=[0.0] * size,
+            num_rows=float(size + num_other_rows),
+            num_other_rows=num_other_rows,
+            other_ms=curve[size + num_other_rows] - curve[size],
+            context=context,
+            plain_ms=plain_ms,
+        )
+        if not self._most or not size:
+            return plan
+        if self._is_fixed:
+            plan.asks = [self._fixed_ask(sequence) for sequence in sequences]
+            return plan
+        plan.is_nap = self._naps(sequences)
+        if not plan.is_nap:
+            plan.caps = [self._cap(sequence) for sequence in sequences]
+            if self._lookups:
+                self._plan_lookups(plan, sequences)
+        return plan
+
+    def ask_models(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Ask]:
+        """The second round, with the lookups' finds at hand; empty where no model is asked.
+
+        Args:
+            plan: of this step; its gains are brought up to date.
+            sequences: of this step.
+            proposals: what the lookups found, one a sequence.
+        """
+        if self._is_fixed or not self._most or plan.is_nap or not sequences:
+            return []
+        asks = [NO_ASK] * len(sequences)
+        for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True)):
+            if len(proposal):
+                plan.gains[index] = self.evidence.worth(sequence.key, plan.asks[index].drafter, proposal)
+                plan.num_rows += len(proposal)
+        for name in self._models:
+            self._plan_model(name, plan, sequences, proposals, asks)
+        is_asked = any(ask.depth for ask in asks)
+        num_asked = sum(first.depth > 0 or second.depth > 0 for first, second in zip(plan.asks, asks, strict=True))
+        if num_asked == len(plan.tried):
+            self._nap_until = self.evidence.step + NAP
+        return asks if is_asked else []
+
+    def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Leave out those deterministic candidates whose rows do not pay; the step's prediction is made then."""
+        if not any(map(len, proposals)):
+            plan.gains = [0.0] * len(proposals)
+            plan.predicted_ms = plan.plain_ms + plan.other_ms + self._spent_ms(plan)
+            return list(proposals)
+        probs: dict[int, list[float]] = {}
+        gains, rows = [0.0] * len(proposals), len(proposals) + plan.num_other_rows
+        for index, (sequence, ask, proposal) in enumerate(zip(sequences, plan.asks, proposals, strict=True)):
+            if proposal.scores is not None and len(proposal) and not self._is_fixed:
+                probs[index] = self.evidence.probs(sequence.key, ask.drafter, proposal)
+            elif len(proposal):
+                gains[index] = min(self.evidence.worth(sequence.key, ask.drafter, proposal), float(ask.depth))
+                rows += len(proposal)
+        step = self._step(plan, rows=rows, tokens=len(proposals) + sum(gains), more=sum(map(len, probs.values())))
+        nodes = sorted((-prob, index, node) for index, each in probs.items() for node, prob in enumerate(each))
+        taken = best_prefix([-prob for prob, _, _ in nodes], step)
+        chosen: dict[int, list[int]] = {index: [] for index in probs}
+        for prob, index, node in nodes[:taken]:
+            chosen[index].append(node)
+            gains[index] -= prob
+        plan.gains, plan.left_out, plan.predicted_ms = gains, len(nodes) - taken, step.ms_with(taken) + plan.other_ms
+        return [
+            proposal.only(sorted(chosen[index])) if index in chosen else proposal
+            for index, proposal in enumerate(proposals)
+        ]
+
+    def learn(
+        self,
+        plan: StepPlan,
+        sequences: Sequence[Plannable],
+        proposals: Sequence[Proposal],
+        reports: Sequence[StepReport],
+    ) -> None:
+        """What came of it: the clocks, and what verification looked at. One report a sequence."""
+        if not sequences:
             return
-        plan = self._plans.setdefault(sequence.key, _Plan())
-        if not report.drafter:
-            plan.waiting = max(0, plan.waiting - 1)
-            plan.belief.fade(PAUSE_DECAY)
-            return
-        plan.belief.update(report, DECAY)
-        self._pooled.update(report, 0.99)
-        levels = max(1, len(report.reached))
-        per_level = report.draft_ms / report.batch_size / levels
-        self._draft_ms_per_level += 0.1 * (per_level - self._draft_ms_per_level)
-        self._nodes_per_level += 0.1 * (report.drafted / levels - self._nodes_per_level)
+        if not self._is_fixed:
+            self._learn_costs(plan, reports[0])
+        asked: dict[str, int] = {}
+        for index, (ask, proposal, report) in enumerate(zip(plan.asks, proposals, reports, strict=True)):
+            if ask.depth:
+                key, is_try = sequences[index].key, index in plan.tried
+                self.evidence.learn(key, ask.drafter, proposal, report, is_try=is_try)
+                asked[ask.drafter] = asked.get(ask.drafter, 0) + 1
+        for index, name in plan.silent:
+            self.evidence.learn(sequences[index].key, name, Proposal(), reports[index])
+        first, tokens = reports[0], sum(len(report.tokens) for report in reports)
+        record = PlanRecord(
+            step=self.evidence.step,
+            batch_size=len(reports),
+            context=round(plan.context),
+            asked=asked,
+            nodes=sum(map(len, proposals)),
+            left_out=plan.left_out,
+            tries=len(plan.tried),
+            predicted_ms=plan.predicted_ms,
+            predicted_tokens=len(reports) + sum(plan.gains),
+            observed_ms=first.draft_ms + first.verify_ms + first.other_ms,
+            tokens=tokens,
+            plain_ms=plan.plain_ms + plan.other_ms,
+        )
+        self.log.add(record, sum(map(bool, map(len, proposals))))
 
-    def forget(self, sequence: LiveSequence) -> None:
+    def forget(self, sequence: Plannable) -> None:
         """The sequence ended."""
-        self._plans.pop(sequence.key, None)
+        self.evidence.forget(sequence.key)
 
-    def _depth(self, key: int, batch_size: int) -> int:
-        if self._is_fixed or self._most == 0:
-            return self._most
-        plan = self._plans.setdefault(key, _Plan())
-        if plan.waiting > 0:
-            return 0
-        best = self._best_depth(plan.belief, batch_size)
-        if best > 0:
-            plan.pause, plan.is_trying = FIRST_PAUSE, False
-            return best
-        if plan.is_trying:
-            plan.pause = min(2 * plan.pause, LONGEST_PAUSE)
-            plan.is_trying = False
-            plan.waiting = plan.pause
-            return 0
-        if plan.belief.reached:
-            plan.is_trying = True
-        return min(TRY_LENGTH, self._most)
+    def wants_taps(self, sequence: Plannable) -> bool:
+        """False while the hidden states of an idle sequence are not worth keeping."""
+        if not self._readers or not self._cap(sequence):
+            return False
+        if self._is_fixed:
+            return True
+        owns = [self.evidence.of(sequence.key, name) for name in self._readers]
+        return any(keeps_taps(own, self.evidence.step) for own in owns)
 
-    def _best_depth(self, belief: _Belief, batch_size: int) -> int:
-        """The depth with the highest predicted speed-up, 0 if none beats plain decoding."""
-        plain_ms = self.costs(batch_size)
-        survival, tokens = 1.0, 1.0
-        best, best_gain = 0, MARGIN
-        for depth in range(1, self._most + 1):
-            survival *= self._rate(belief, depth - 1)
-            tokens += survival
-            drafting = self._draft_ms_per_level * depth * batch_size
-            rows = batch_size * (1 + depth * self._nodes_per_level)
-            gain = tokens * plain_ms / (self.costs(rows) + drafting)
-            if gain > best_gain:
-                best, best_gain = depth, gain
-        return best
+    def snapshot(self) -> dict[str, Any]:
+        """Counters, rates and costs, as JSON values, for metrics and pages."""
+        return {
+            "schedule": "fixed" if self._is_fixed else "adaptive",
+            "num_draft_tokens": self._most,
+            "drafters": self.evidence.to_json(),
+            "counters": asdict(self.log.counters),
+            "purse_ms": round(self._purse.ms or 0.0, 3),
+            "costs": self.costs.to_json(),
+            "last": self.log.records[-1].to_json() if self.log.records else None,
+        }
 
-    def _rate(self, belief: _Belief, depth: int) -> float:
-        pooled = self._pooled.rate(depth, 0.6, PRIOR_STEPS)
-        return belief.rate(depth, pooled, PRIOR_STEPS)
+    def _naps(self, sequences: Sequence[Plannable]) -> bool:
+        """For a few steps after one in which nobody was worth asking, unless somebody has come or gone."""
+        known, self._signature = self._signature, (len(sequences), sum(sequence.key for sequence in sequences))
+        return self.evidence.step < self._nap_until and known == self._signature
+
+    # --- what a request allows
+
+    def _cap(self, sequence: Plannable) -> int:
+        """Deepest draft for a sequence: never past what its limit could commit."""
+        wishes = sequence.speculation
+        most = self._most if wishes.num_draft_tokens is None else min(self._most, wishes.num_draft_tokens)
+        return max(0, min(sequence.most_drafts, most)) if wishes.enabled else 0
+
+    @staticmethod
+    def _allowed(sequence: Plannable, names: Sequence[str]) -> Sequence[str]:
+        wanted = sequence.speculation.drafter
+        return names if wanted is None else [name for name in names if name == wanted]
+
+    def _fixed_ask(self, sequence: Plannable) -> Ask:
+        cap = self._cap(sequence)
+        return Ask(cap, self._allowed(sequence, self._names)[0]) if cap else NO_ASK
+
+    # --- lookups
+
+    def _plan_lookups(self, plan: StepPlan, sequences: Sequence[Plannable]) -> None:
+        token_ms = plan.plain_ms / len(sequences)
+        look_ms = {name: self.costs.drafts(name)(1, 1) for name in self._lookups}
+        idle: list[tuple[int, int, Ask]] = []
+        for index, sequence in enumerate(sequences):
+            cap, names = plan.caps[index], self._allowed(sequence, self._lookups)
+            if not cap or not names:
+                continue
+            owns = [(self.evidence.of(sequence.key, name), name) for name in names]
+            own, name = max(owns, key=lambda pair: pair[0].hope)
+            if own.hope * token_ms > look_ms[name] or own.num_asks < FIRST_LOOKS:
+                plan.asks[index] = Ask(cap, name)
+            else:
+                idle.append((own.last_asked, index, Ask(cap, name)))
+        for _, index, ask in sorted(idle, key=lambda entry: entry[:2]):
+            if not self._purse.pay(look_ms[ask.drafter]):
+                return
+            plan.asks[index] = ask
+            plan.tried.add(index)
+
+    # --- models
+
+    def _plan_model(
+        self,
+        name: str,
+        plan: StepPlan,
+        sequences: Sequence[Plannable],
+        proposals: Sequence[Proposal],
+        asks: list[Ask],
+    ) -> None:
+        """Give the drafter those sequences where it beats what they have."""
+        call = self.costs.drafts(name)
+        token_ms = plan.plain_ms / len(sequences)
+        able = [
+            index
+            for index, sequence in enumerate(sequences)
+            if plan.caps[index] and not asks[index].depth and sequence.speculation.drafter in (None, name)
+        ]
+        owns = {index: self.evidence.of(sequences[index].key, name) for index in able}
+        hoped = [index for index in able if owns[index].hope > plan.gains[index]]
+        depths: dict[int, int] = {}
+        if sum(owns[i].hope - plan.gains[i] for i in hoped) * token_ms > call.fixed + call.level:
+            ready = [index for index in hoped if self._is_ready(name, owns[index])]
+            bids = [self._bid(name, call, plan, sequences[i], owns[i], i, len(proposals[i])) for i in ready]
+            step = self._step(plan, rows=plan.num_rows, tokens=len(asks) + sum(plan.gains), more=self._most_rows(bids))
+            depths = dict(zip(ready, share_depths(bids, step, call, margin=MARGIN), strict=True))
+        for index, depth in depths.items():
+            if depth:
+                asks[index] = Ask(depth, name)
+                plan.num_rows += depth * self._models[name].nodes_per_level - len(proposals[index])
+                plan.gains[index] = sum(owns[index].survivals[:depth])
+        self._try_model(name, call, plan, sequences, owns, asks)
+
+    def _bid(
+        self, name: str, call: DraftCosts, plan: StepPlan, sequence: Plannable, own: Own, index: int, lost_rows: int
+    ) -> Bid:
+        model = self._models[name]
+        backlog = model.backlog(sequence.key, sequence.num_tokens)
+        return Bid(
+            survivals=own.survivals[: plan.caps[index]],
+            rows_each=model.nodes_per_level,
+            entry_ms=call.row * backlog / max(1, min(HORIZON, sequence.most_drafts)),
+            lost=plan.gains[index],
+            lost_rows=lost_rows,
+        )
+
+    def _try_model(
+        self,
+        name: str,
+        call: DraftCosts,
+        plan: StepPlan,
+        sequences: Sequence[Plannable],
+        owns: dict[int, Own],
+        asks: list[Ask],
+    ) -> None:
+        """Ask for those that were not asked for longest, as far as the purse goes."""
+        is_called = any(ask.drafter == name for ask in asks)
+        opening = 0.0 if is_called else call.fixed + call.level
+        if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
+            return
+        model, token_ms = self._models[name], plan.plain_ms / len(sequences)
+        curve = self.costs.passes(int(plan.num_rows) + len(sequences) * TRY_DEPTH + 1)
+        for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
+            sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
+            reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
+            prices = []
+            for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
+                cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
+                cost += curve[min(len(curve) - 1, rows + depth)] - curve[rows] + reading
+                prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
+            price, depth = min(prices)
+            if not self._purse.holds(price):
+                if opening:
+                    return
+                continue
+            if self._is_ready(name, own):
+                self._purse.pay(price)
+                asks[index], opening = Ask(depth, name), 0.0
+                plan.gains[index] = sum(own.survivals[:depth])
+                plan.num_rows += depth * model.nodes_per_level
+                plan.tried.add(index)
+
+    def _is_ready(self, name: str, own: Own) -> bool:
+        return name not in self._readers or is_ready(own, self.evidence.step)
+
+    # --- costs
+
+    def _step(self, plan: StepPlan, *, rows: float, tokens: float, more: float) -> Step:
+        """The step so far, when up to ``more`` rows may follow. What prompts take, they take whatever is drafted."""
+        size = len(plan.asks)
+        return Step(
+            tokens=tokens,
+            ms=self.costs.around_ms(size, plan.context) + self._spent_ms(plan) - plan.other_ms,
+            rows=rows,
+            curve=self.costs.passes(int(rows + more) + 2),
+            row_ms=self.costs.row_ms(plan.context),
+        )
+
+    @staticmethod
+    def _most_rows(bids: Sequence[Bid]) -> float:
+        return sum(len(bid.survivals) * bid.rows_each for bid in bids)
+
+    def _spent_ms(self, plan: StepPlan) -> float:
+        """Predicted time of the calls so far; what they really took must not decide anything in this step."""
+        return sum(
+            self.costs.drafts(call.drafter)(call.num_sequences, call.depth)
+            + self.costs.drafts(call.drafter).row * call.num_read
+            for call in plan.calls
+        )
+
+    def _learn_costs(self, plan: StepPlan, report: StepReport) -> None:
+        if not plan.num_other_rows:  # rows of prompts cost less: no logits are wanted of them
+            self.costs.learn_pass(
+                num_sequences=report.batch_size,
+                rows=report.rows,
+                context=plan.context,
+                verify_ms=report.verify_ms,
+                other_ms=report.other_ms,
+            )
+        for call in plan.calls:
+            self.costs.learn_draft(
+                call.drafter,
+                num_sequences=call.num_sequences,
+                depth=call.depth,
+                num_read=call.num_read,
+                draft_ms=call.ms,
+            )

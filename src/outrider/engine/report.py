@@ -52,8 +52,10 @@ def prefill_cost(ticket: Ticket, cost: PassCost) -> PassCost:
     )
 
 
-def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost) -> StepReport:
-    """The record of one sequence's share in a pass that committed ``tokens``."""
+def report_of(
+    proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost, planned: int = 0
+) -> StepReport:
+    """The record of one sequence's share in a pass that committed ``tokens``; ``planned`` is what the planner allowed."""
     depths = proposal.depths
     was_cut = len(tokens) <= len(verdict.path)
     deepest = len(tokens) if was_cut else max(depths, default=0)
@@ -73,6 +75,7 @@ def report_of(proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cos
         batch_size=cost.batch_size,
         rows=cost.rows,
         prefill_rows=cost.prefill_rows,
+        planned=planned,
         is_prefill=cost.is_prefill,
         is_recomputed=cost.is_recomputed,
     )

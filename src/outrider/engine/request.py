@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from outrider.engine.constraints import compile_constraint
 from outrider.engine.sequence import NO_SLOT, LiveSequence, Request
+from outrider.engine.speculation import DEFAULT_SPECULATION, SpeculationParams
 from outrider.engine.stop import OutputText, StopRules
 from outrider.errors import PromptError, SamplingError
 from outrider.models.base import TargetSpec
@@ -32,6 +33,7 @@ def build_request(
     spec: TargetSpec,
     tokenizer: Tokenizer | None,
     prediction: str | None = None,
+    speculation: SpeculationParams | None = None,
 ) -> Request:
     """Tokenise and check.
 
@@ -63,6 +65,7 @@ def build_request(
         priority=priority,
         grammar=compile_constraint(resolved, spec, tokenizer),
         prediction=_predicted(prediction, spec, tokenizer),
+        speculation=speculation or DEFAULT_SPECULATION,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.result import GenerationResult, StreamEvent, Timing, Usage
+from outrider.engine.speculation import DEFAULT_SPECULATION, SpeculationParams
 from outrider.engine.stop import OutputText, StopRules
 from outrider.metrics import SpeculationStats
 from outrider.sampling.grammar import Grammar
@@ -23,7 +24,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request: a prompt as token ids and resolved sampling fields.
+    """A validated request: a prompt as token ids, resolved sampling fields, and its own wishes for speculation.
 
     Attributes:
         scope: whose it is; only requests of one scope share cached prefixes and remembered texts.
@@ -31,6 +32,7 @@ class Request:
         number: in order of arrival.
         grammar: the compiled constraint that each choice must match.
         prediction: tokens of the text that the output may repeat; none: empty.
+        speculation: how it may be drafted for.
         submitted, deadline: times of ``time.perf_counter``; past the deadline it ends with what it has.
     """
 
@@ -43,6 +45,7 @@ class Request:
     number: int = 0
     grammar: Grammar | None = None
     prediction: tuple[int, ...] = ()
+    speculation: SpeculationParams = DEFAULT_SPECULATION
     submitted: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
 
@@ -107,6 +110,14 @@ class LiveSequence:
     def seniority(self) -> tuple[int, int, int]:
         """Sorts the most urgent first, then the oldest: who is put back last."""
         return self.request.priority, self.request.number, self.index
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def speculation(self) -> SpeculationParams:
+        return self.request.speculation
 
     @property
     def most_drafts(self) -> int:

@@ -1,4 +1,5 @@
-"""One step: propose, one target pass, verify, commit, forget what was refused. Plain decoding is the empty proposal.
+"""One step: plan, propose, one target pass, verify, commit, forget what was refused, learn. Plain decoding is the empty
+proposal.
 
 Rows of a sequence in the pass: its last committed token (the root, whose keys and values are not cached yet), then its
 draft nodes. With 7 tokens committed, 6 of them cached, and the chain a-b-c proposed::
@@ -23,10 +24,11 @@ from dataclasses import dataclass, replace
 
 from outrider.cache.base import Cache
 from outrider.device import synchronize
-from outrider.drafters.base import Drafter, DraftRequest
-from outrider.drafters.forced import ForcedDrafter
+from outrider.drafters.base import Drafter
 from outrider.engine.commit import commit
+from outrider.engine.drafting import draft
 from outrider.engine.judge import judge
+from outrider.engine.planner import Planner
 from outrider.engine.reading import Chunk, teach
 from outrider.engine.report import PassCost, count_reading, prefill_cost, report_of
 from outrider.engine.sequence import LiveSequence
@@ -48,14 +50,14 @@ class Machinery:
 
 
 def decode_step(
-    machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int], chunks: Sequence[Chunk] = ()
+    machinery: Machinery, planner: Planner, sequences: Sequence[LiveSequence], chunks: Sequence[Chunk] = ()
 ) -> list[StepReport]:
     """Decode one step of all sequences together, and read parts of other texts in the same pass.
 
     Args:
         machinery: target, cache, drafter.
+        planner: says who drafts, and learns what came of it.
         sequences: running sequences, each with one uncached token.
-        budgets: most draft depth for each; 0 everywhere is plain decoding.
         chunks: parts of texts that are being read.
 
     Returns:
@@ -63,13 +65,15 @@ def decode_step(
     """
     target, cache, drafter = machinery.target, machinery.cache, machinery.drafter
     begun = time.perf_counter()
-    proposals = _propose(machinery, sequences, budgets)
+    num_read = sum(len(chunk.tokens) for chunk in chunks)
+    plan, proposals = draft(drafter, planner, sequences, machinery.verification, num_other_rows=num_read)
     drafted = time.perf_counter()
     bases = [cache.length(s.slot) for s in sequences]
     rows, first_rows = _pack(sequences, proposals, bases, chunks, target)
     everybody = [*sequences, *(taker for chunk in chunks for taker in chunk.sequences)]
     proposals += [NO_DRAFT] * (len(everybody) - len(sequences))
-    taps = wanted_taps(drafter)
+    listeners = [planner.wants_taps(sequence) for sequence in sequences]
+    taps = wanted_taps(drafter) if chunks or any(listeners) else ()
     judged = judge(target, cache, rows, sequences=everybody, proposals=proposals, first_rows=first_rows, taps=taps)
     synchronize(target.spec.device)
     verified = time.perf_counter()
@@ -77,9 +81,10 @@ def decode_step(
     for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=False):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
     texts, parts = rows.segments[: len(sequences)], rows.segments[len(sequences) :]
-    verdicts = judged.verdicts[: len(sequences)]
-    if texts:
-        hand_over(drafter, [s.key for s in sequences], replace(rows, segments=texts), verdicts, judged.taps)
+    if any(listeners):
+        keys = [s.key if listens else None for s, listens in zip(sequences, listeners, strict=True)]
+        verdicts = judged.verdicts[: len(sequences)]
+        hand_over(drafter, keys, replace(rows, segments=texts), verdicts, judged.taps)
     teach(drafter, chunks, parts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,
@@ -92,38 +97,13 @@ def decode_step(
     for chunk in chunks:
         count_reading(chunk.ticket, len(chunk.tokens), cost)
     costs = [cost] * len(sequences) + [prefill_cost(c.ticket, cost) for c in chunks for _ in c.sequences]
-    reports = [report_of(*entry) for entry in zip(proposals, judged.verdicts, committed, costs, strict=True)]
+    planned = [ask.depth for ask in plan.asks] + [0] * (len(everybody) - len(sequences))
+    passed = zip(proposals, judged.verdicts, committed, costs, planned, strict=True)
+    reports = [report_of(*entry) for entry in passed]
     for sequence, report in zip(everybody, reports, strict=True):
         sequence.record(report)
+    planner.learn(plan, sequences, proposals[: len(sequences)], reports[: len(sequences)])
     return reports
-
-
-def _propose(machinery: Machinery, sequences: Sequence[LiveSequence], budgets: Sequence[int]) -> list[Proposal]:
-    proposals = [NO_DRAFT] * len(sequences)
-    forces = isinstance(machinery.drafter, ForcedDrafter)
-    wanted = [i for i, budget in enumerate(budgets) if budget > 0 or (forces and sequences[i].request.grammar)]
-    if machinery.drafter is None or not wanted:
-        return proposals
-    requests = [_draft_request(sequences[index], budgets[index], machinery.verification) for index in wanted]
-    for index, proposal in zip(wanted, machinery.drafter.propose(requests), strict=True):
-        # Chains are no longer than the budget, which fits; a tree may have more nodes than its cache has room for.
-        proposals[index] = proposal.truncate(sequences[index].most_nodes)
-    return proposals
-
-
-def _draft_request(sequence: LiveSequence, budget: int, verification: str) -> DraftRequest:
-    return DraftRequest(
-        sequence=sequence.key,
-        tokens=sequence.tokens,
-        num_draft_tokens=budget,
-        mode=sequence.draft_mode(verification),
-        params=sequence.params,
-        seed=sequence.request.seed,
-        choice=sequence.index,
-        grammar=sequence.state.grammar,
-        most_depth=sequence.most_drafts,
-        prediction=sequence.request.prediction,
-    )
 
 
 def _pack(

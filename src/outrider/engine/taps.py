@@ -37,7 +37,7 @@ def joined_taps(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
 
 def hand_over(
     drafter: Drafter | None,
-    keys: Sequence[int],
+    keys: Sequence[int | None],
     rows: PackedRows,
     verdicts: Sequence[Verdict],
     taps: Mapping[int, Tensor],
@@ -46,7 +46,7 @@ def hand_over(
 
     Args:
         drafter: does nothing unless it is a :class:`TapDrafter`.
-        keys: one a sequence; what the drafter knows it by.
+        keys: one a sequence; what the drafter knows it by, ``None`` where its hidden states are not kept now.
         rows: of the pass; the first of each segment is the root.
         verdicts: one a sequence.
         taps: of the pass, all rows.
@@ -59,4 +59,5 @@ def hand_over(
     kept_RD = joined_taps(taps, reader.taps)[kept]
     starts = rows.positions_R[[segment.start for segment in rows.segments]].tolist()
     for key, start, taps_RD in zip(keys, starts, torch.split(kept_RD, [len(path) for path in paths]), strict=True):
-        reader.absorb(key, start, taps_RD)
+        if key is not None:
+            reader.absorb(key, start, taps_RD)

@@ -19,8 +19,8 @@ from typing import Any
 from outrider.audit.identity import Control, Difference, explain, first_difference, run_control
 from outrider.drafters.base import Drafter
 from outrider.engine.config import EngineConfig
+from outrider.engine.costs import RowCosts
 from outrider.engine.engine import Engine
-from outrider.engine.planner import RowCosts
 from outrider.engine.result import GenerationResult
 from outrider.metrics import SpeculationStats
 from outrider.models.base import Target

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from outrider.cache.base import Cache
 from outrider.device import synchronize
 from outrider.models.base import PackedRows, Target
 
-__all__ = ["time_passes"]
+__all__ = ["PassShape", "time_passes", "time_shapes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """A pass over ``num_sequences`` chains of ``rows_each`` rows, each behind ``num_cached`` cached tokens."""
+
+    num_sequences: int
+    rows_each: int
+    num_cached: int
+
+    @property
+    def rows(self) -> int:
+        """Packed rows."""
+        return self.num_sequences * self.rows_each
 
 
 def time_passes(
@@ -25,21 +41,79 @@ def time_passes(
     Returns:
         (rows, milliseconds) in the order given.
     """
+    shapes = [PassShape(num_sequences=1, rows_each=rows, num_cached=num_cached) for rows in num_rows]
+    timed = time_shapes(target, shapes, seconds=float("inf"), repeats=repeats)
+    return [(shape.rows, timed[shape]) for shape in shapes]
+
+
+def time_shapes(
+    target: Target, shapes: Sequence[PassShape], *, seconds: float, repeats: int = 5
+) -> dict[PassShape, float]:
+    """Time passes of these shapes in interleaved rounds.
+
+    Args:
+        target: what to time.
+        shapes: in the order of their worth: those that are left when the time is up are not timed at all.
+        seconds: about how long this may take; the first shape and the fill of the caches are always paid.
+        repeats: most rounds; the fastest of each shape is reported.
+
+    Returns:
+        Milliseconds by shape.
+    """
+    began = time.perf_counter()
     cache = target.new_cache()
-    slot = cache.allocate(num_cached + max(num_rows))
-    tokens = [1 + index % (target.spec.vocab_size - 1) for index in range(num_cached + max(num_rows))]
-    device = target.spec.device
-    prompt = PackedRows.pack([tokens[:num_cached]], slots=[slot], starts=[0], device=device, logit_rows=(0,))
-    target.forward(prompt, cache)
-    best = {rows: float("inf") for rows in num_rows}
+    slots = _filled(target, cache, shapes)
+    best: dict[PassShape, float] = {}
     for _ in range(repeats):
-        for rows in num_rows:
-            chain = tokens[num_cached : num_cached + rows]
-            packed = PackedRows.pack([chain], slots=[slot], starts=[num_cached], device=device)
-            synchronize(device)
-            began = time.perf_counter()
-            target.forward(packed, cache)
-            synchronize(device)
-            best[rows] = min(best[rows], (time.perf_counter() - began) * 1000)
-            cache.keep(slot, base=num_cached, path=())
-    return [(rows, best[rows]) for rows in num_rows]
+        for shape in shapes:
+            if best and time.perf_counter() - began > seconds:
+                return best
+            best[shape] = min(best.get(shape, float("inf")), _time_one(target, cache, slots, shape))
+    return best
+
+
+def _filled(target: Target, cache: Cache, shapes: Sequence[PassShape]) -> dict[int, list[int]]:
+    """Slots by the tokens that they hold; the first of each is read, the others are copied."""
+    slots: dict[int, list[int]] = {}
+    for num_cached in dict.fromkeys(shape.num_cached for shape in shapes):
+        mine = [shape for shape in shapes if shape.num_cached == num_cached]
+        room = num_cached + max(shape.rows_each for shape in mine)
+        own = [cache.allocate(room) for _ in range(max(shape.num_sequences for shape in mine))]
+        for start in range(0, num_cached, 512):
+            tokens = _tokens(target, start, min(512, num_cached - start))
+            _run(target, cache, [own[0]], [tokens], start, logit_rows=(0,))
+        for slot in own[1:]:
+            cache.copy_prefix(own[0], slot, num_cached)
+        slots[num_cached] = own
+    return slots
+
+
+def _time_one(target: Target, cache: Cache, slots: dict[int, list[int]], shape: PassShape) -> float:
+    used = slots[shape.num_cached][: shape.num_sequences]
+    chain = _tokens(target, shape.num_cached, shape.rows_each)
+    synchronize(target.spec.device)
+    began = time.perf_counter()
+    _run(target, cache, used, [chain] * len(used), shape.num_cached)
+    synchronize(target.spec.device)
+    ms = (time.perf_counter() - began) * 1000
+    for slot in used:
+        cache.keep(slot, base=shape.num_cached, path=())
+    return ms
+
+
+def _tokens(target: Target, start: int, count: int) -> list[int]:
+    return [1 + index % (target.spec.vocab_size - 1) for index in range(start, start + count)]
+
+
+def _run(
+    target: Target,
+    cache: Cache,
+    slots: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    start: int,
+    logit_rows: tuple[int, ...] | None = None,
+) -> None:
+    rows = PackedRows.pack(
+        tokens, slots=slots, starts=[start] * len(slots), device=target.spec.device, logit_rows=logit_rows
+    )
+    target.forward(rows, cache)
