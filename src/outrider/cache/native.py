@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.native.library import library
+from outrider.native.memory import zeroed_bytes
 
 __all__ = ["NativeCache"]
 
@@ -112,7 +114,8 @@ class NativeCache:
     def _new_memory(self, num_tokens: int) -> Tensor:
         """``[sides x keys and values, S / 16, 16 x width]``, zeros."""
         capacity = max(_SMALLEST, -(-num_tokens // _CHUNK) * _CHUNK)
-        return torch.zeros((self._num_sides * 2, capacity // 16, 16 * 32 * self._half_blocks), dtype=torch.bfloat16)
+        shape = (self._num_sides * 2, capacity // 16, 16 * 32 * self._half_blocks)
+        return zeroed_bytes(math.prod(shape) * torch.bfloat16.itemsize).view(torch.bfloat16).view(shape)
 
     @staticmethod
     def _copy(source: Tensor, target: Tensor, num_tokens: int) -> None:
