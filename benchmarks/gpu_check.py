@@ -1,15 +1,19 @@
 """One prepared check for a CUDA device, under five minutes: identity grid, time of a pass against its rows, memory.
 
-Identity: greedy and seeded, with the n-gram, suffix and self drafters (the last as a chain and as a tree), one and eight
-sequences at a time, in each precision, every output compared with plain decoding of one sequence. A difference is allowed
-only at a tie: a gap between the two tokens' scores below the printed tolerance, taken from plain decoding alone against
-plain decoding in a batch (:mod:`outrider.audit.identity`). Needs no prompt files. ``--device cpu`` runs a small version.
+Identity: greedy and seeded, with the n-gram, suffix and self drafters (the last as a chain and as a tree) and a head (as a
+chain, as a tree, and merged with suffix decoding), one and eight sequences at a time, in each precision, over slabs and, with
+fewer drafters, over pages with recorded passes; every output compared with plain decoding of one sequence over slabs. A
+difference is allowed only at a tie: a gap between the two tokens' scores below the printed tolerance, taken from plain
+decoding alone against plain decoding in a batch (:mod:`outrider.audit.identity`). Needs no prompt files. ``--device cpu`` runs
+a small version.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,17 +32,26 @@ from outrider.audit.identity import explain, run_control
 from outrider.device import resolve_placement
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import make_drafter
+from outrider.drafters.eagle_config import EagleConfig
+from outrider.drafters.eagle_head import EagleHead
+from outrider.drafters.head_folder import HeadInfo, read_head, save_head
+from outrider.drafters.shipped import shipped_heads
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult
 from outrider.errors import OutriderError
 from outrider.metrics import SpeculationStats
+from outrider.models.base import LoadedTarget
 from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_checkpoint
+from outrider.models.paged import PagedTarget
 from outrider.sampling.params import SamplingParams
+from outrider.train.start import Start, initialise
 
-DRAFTERS = ("none", "ngram", "suffix", "self", "self-tree")
-TREE_SPEC = "self:depth=3,width=2,num_nodes=6"
+TREE = "depth=3,width=2,num_nodes=6"
+DRAFTERS = ("none", "ngram", "suffix", "self", f"self:{TREE}", "HEAD", f"HEAD:{TREE}", "merged:HEAD:num_nodes=8")
+PAGED_DRAFTERS = ("none", "suffix", f"self:{TREE}", "HEAD")
+"""``HEAD`` stands for a head's folder."""
 OUT_OF_TIME = "not run: out of time"
 TEMPERATURE = 0.8
 SEED = 20240229
@@ -80,38 +93,49 @@ def _params(kind: str, tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=TEMPERATURE, seed=SEED)
 
 
-def _drafter(name: str, target: LlamaTarget) -> Drafter | None:
-    return make_drafter(TREE_SPEC if name == "self-tree" else name, target)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is checked: one path of one precision, and the head that drafts for it."""
+
+    target: LoadedTarget
+    head: Path
+
+    def drafter(self, name: str) -> Drafter | None:
+        """A drafter by its name above."""
+        return make_drafter(name.replace("HEAD", str(self.head)), self.target)
 
 
 def _generate(
-    target: LlamaTarget, drafter: str, prompts: dict[str, list[int]], kind: str, batch: int, size: Size
+    subject: Subject, drafter: str, prompts: dict[str, list[int]], kind: str, batch: int, size: Size
 ) -> list[GenerationResult]:
+    target = subject.target
     config = EngineConfig(
         num_draft_tokens=size.num_draft_tokens, schedule="fixed", max_batch_size=batch, num_cached_prefixes=0
     )
-    engine = Engine(target, drafter=_drafter(drafter, target), config=config)
+    engine = Engine(target, drafter=subject.drafter(drafter), config=config)
     return engine.generate(list(prompts.values()), _params(kind, size.tokens), ids=list(prompts))
 
 
-def identity_grid(target: LlamaTarget, prompts: dict[str, list[int]], size: Size, clock: Clock) -> dict[str, Any]:
-    """Every drafter, kind and batch against plain decoding of one sequence."""
+def identity_grid(
+    slabs: Subject, pages: Subject, prompts: dict[str, list[int]], size: Size, clock: Clock
+) -> dict[str, Any]:
+    """Every path, drafter, kind and batch against plain decoding of one sequence over slabs."""
     cells: list[dict[str, Any]] = []
     tolerance = 0.0
     for kind in ("greedy", "seeded"):
-        plain = _generate(target, "none", prompts, kind, 1, size)
+        plain = _generate(slabs, "none", prompts, kind, 1, size)
         if kind == "greedy":
-            tolerance = run_control(target, prompts, plain).tolerance
-        for drafter in DRAFTERS:
-            for batch in (1, 8):
-                if (drafter, batch) != ("none", 1):
-                    cell = {"kind": kind, "drafter": drafter, "batch": batch}
-                    cells.append(cell | _cell(target, prompts, plain, cell, size, tolerance, clock))
+            tolerance = run_control(slabs.target, prompts, plain).tolerance
+        for subject, drafters in ((slabs, DRAFTERS), (pages, PAGED_DRAFTERS)):
+            for drafter, batch in itertools.product(drafters, (1, 8)):
+                if (subject, drafter, batch) != (slabs, "none", 1):
+                    cell = {"path": subject.target.spec.path, "kind": kind, "drafter": drafter, "batch": batch}
+                    cells.append(cell | _cell(subject, prompts, plain, cell, size, tolerance, clock))
     return {"tolerance": tolerance, "cells": cells}
 
 
 def _cell(
-    target: LlamaTarget,
+    subject: Subject,
     prompts: dict[str, list[int]],
     plain: Sequence[GenerationResult],
     cell: dict[str, Any],
@@ -122,11 +146,11 @@ def _cell(
     if clock.is_over:
         return {"verdict": OUT_OF_TIME}
     begun = time.perf_counter()
-    results = _generate(target, cell["drafter"], prompts, cell["kind"], cell["batch"], size)
+    results = _generate(subject, cell["drafter"], prompts, cell["kind"], cell["batch"], size)
     seconds = time.perf_counter() - begun
     params = _params(cell["kind"], size.tokens)
     triples = zip(prompts.values(), plain, results, strict=True)
-    found = [explain(target, ids, a, b, params=params, tolerance=tolerance) for ids, a, b in triples]
+    found = [explain(subject.target, ids, a, b, params=params, tolerance=tolerance) for ids, a, b in triples]
     differences = [asdict(each) for each in found if each is not None]
     num_bugs = sum(each["verdict"] == "bug" for each in differences)
     stats = SpeculationStats.pooled(result.stats for result in results)
@@ -141,7 +165,7 @@ def _cell(
     }
 
 
-def pass_times(target: LlamaTarget, rounds: int) -> dict[str, Any]:
+def pass_times(target: LoadedTarget, rounds: int) -> dict[str, Any]:
     """Milliseconds of a pass by rows, and the ratio to one row."""
     times = time_passes(target, ROW_COUNTS, cached=300, rounds=rounds)
     one = spread(times[1]).median
@@ -166,11 +190,28 @@ def check_precision(checkpoint: Any, precision: str, device: str, size: Size, cl
     prompts = {row.id: encode(checkpoint.tokenizer, row) for row in rows[::stride][: size.prompts]}
     if target.spec.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(target.spec.device)
+    paged = PagedTarget(target)
+    with tempfile.TemporaryDirectory() as folder:
+        head = _head_for(target, Path(folder))
+        slabs, pages = Subject(target=target, head=head), Subject(target=paged, head=head)
+        identity = identity_grid(slabs, pages, prompts, size, clock)
     return {
-        "identity": identity_grid(target, prompts, size, clock),
+        "identity": identity,
+        "head": "random weights" if folder in str(head) else head.name,
         "memory": memory(target),
-        "passes": pass_times(target, size.rounds),
+        "passes": {each.spec.path: pass_times(each, size.rounds) for each in (target, paged)},
     }
+
+
+def _head_for(target: LlamaTarget, folder: Path) -> Path:
+    """A head that came along for this very target, else one with random weights, which is as exact and never right."""
+    for path in shipped_heads().values():
+        if read_head(path).info.target_fingerprint == target.spec.fingerprint:
+            return path
+    head = EagleHead(EagleConfig.for_target(target.config, draft_vocab_size=1024))
+    initialise(head, tuple(range(1024)), target.checkpoint, Start(), seed=0)
+    save_head(folder / "random", head, HeadInfo.for_target(target))
+    return folder / "random"
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -180,6 +221,7 @@ def print_report(report: dict[str, Any]) -> None:
         title = f"{precision}: identity against plain, one sequence (tie tolerance {part['identity']['tolerance']:.2g})"
         table = Table(title=title, title_justify="left")
         for column in (
+            "path",
             "kind",
             "drafter",
             "batch",
@@ -193,6 +235,7 @@ def print_report(report: dict[str, Any]) -> None:
             table.add_column(column)
         for cell in part["identity"]["cells"]:
             names = (
+                "path",
                 "kind",
                 "drafter",
                 "batch",
@@ -206,9 +249,12 @@ def print_report(report: dict[str, Any]) -> None:
             table.add_row(*(str(cell.get(name, "")) for name in names))
         console.print(table)
         passes = Table(title=f"{precision}: one pass, 300 tokens cached; memory {part['memory']}", title_justify="left")
-        for count in part["passes"]:
+        passes.add_column("path")
+        for count in next(iter(part["passes"].values())):
             passes.add_column(f"{count} rows")
-        passes.add_row(*(f"{p['ms']['median']:.2f} ms, {p['ratio_to_one_row']:.2f}x" for p in part["passes"].values()))
+        for path, times in part["passes"].items():
+            shown = (f"{each['ms']['median']:.2f} ms, {each['ratio_to_one_row']:.2f}x" for each in times.values())
+            passes.add_row(path, *shown)
         console.print(passes)
 
 

@@ -1,8 +1,8 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
-NAME is ``engine_speed``, ``passes``, ``drafters``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers`` or
-``peers_8`` (eight streams). Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md
-docs/*.md`` writes them, ``--check`` says whether they are up to date.
+NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``profile``, ``roofline``,
+``parts``, ``perplexity``, ``peers`` or ``peers_8`` (eight streams). Numbers in documents are never typed by hand:
+``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -94,6 +94,30 @@ def table_of_drafters(result: dict[str, Any]) -> str:
                 )
             )
     return _markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_tasks(result: dict[str, Any]) -> str:
+    """Tokens a pass and speed-up of each drafter on each task of Spec-Bench, then over all."""
+    summary = _section(result, "spec_bench")["summary"]
+    tasks = {
+        **summary["by_category"],
+        "all": {name: summary[name] for name in summary if name not in ("plain", "by_category")},
+    }
+    drafters = list(tasks["all"])
+    rows = [("task", "prompts", *(f"{name}: {what}" for name in drafters for what in ("tokens a pass", "speed-up")))]
+    for task, each in tasks.items():
+        cells = []
+        for name in drafters:
+            ratio = each[name]["speed_up"]
+            cells += [
+                f"{each[name]['tokens_per_pass']:.2f}",
+                f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
+            ]
+        rows.append((task, str(each[drafters[0]]["speed_up"]["pairs"]), *cells))
+    equal = ", ".join(f"{name} {summary[name]['outputs_equal_to_plain']}" for name in drafters)
+    return (
+        _markdown(rows) + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n" + provenance_line(result)
+    )
 
 
 def table_of_profile(result: dict[str, Any]) -> str:
@@ -192,6 +216,7 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine_speed": ("engine_speed", table_of_bars),
     "passes": ("engine_speed", table_of_passes),
     "drafters": ("engine_speed", table_of_drafters),
+    "spec_bench_tasks": ("spec_bench_480", table_of_tasks),
     "profile": ("profile_step", table_of_profile),
     "roofline": ("native_pass", table_of_roofline),
     "parts": ("native_pass", table_of_parts),

@@ -96,7 +96,8 @@ def greedy_identity(setup: Setup) -> dict[str, Any]:
     sampling = {"greedy": SamplingParams(max_tokens=setup.max_tokens)}
     arms: list[dict[str, Any]] = []
     ties: list[dict[str, Any]] = []
-    for names, ks in ((setup.drafters, setup.ks), ((TREE,), (4,))):
+    trees = (TREE,) if any(name.startswith("slice") for name in setup.drafters) else ()
+    for names, ks in ((setup.drafters, setup.ks), *(((tree,), (4,)) for tree in trees)):
         report = audit_identity(
             setup.target,
             prompts,

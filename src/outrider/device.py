@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.errors import ConfigError, nearest
 
@@ -16,12 +18,17 @@ __all__ = [
     "PRECISIONS",
     "Placement",
     "Precision",
+    "Recorded",
+    "compiled",
     "free_memory_bytes",
     "one_torch_thread",
     "resolve_placement",
     "set_num_threads",
     "synchronize",
+    "to_device",
 ]
+
+T = TypeVar("T")
 
 Precision = Literal["float32", "bfloat16", "int8", "int4", "int4-g128"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -153,3 +160,52 @@ def _container_free_bytes() -> int | None:
     except OSError:
         return None
     return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None
+
+
+def to_device(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of these values on the device; the host does not wait for the copy."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def compiled(function: Callable[..., T], device_type: str) -> Callable[..., T]:
+    """The function as one kernel on a GPU; as it is on a CPU, where compiling costs minutes and gains nothing here."""
+    return torch.compile(function, dynamic=False) if device_type == "cuda" else function
+
+
+class Recorded(Generic[T]):
+    """A function of tensors that stay where they are. On a GPU it is recorded once and then replayed as one launch.
+
+    Args:
+        run: reads and writes tensors whose memory never changes, and waits for nothing.
+        device: where.
+
+    Each call overwrites what the call before returned.
+    """
+
+    def __init__(self, run: Callable[[], T], device: torch.device) -> None:
+        self._run = run
+        self._device = device
+        self._graph: Any = None
+        self._result: T | None = None
+
+    def __call__(self) -> T:
+        if self._device.type != "cuda":
+            return self._run()
+        if self._graph is None:
+            self._record()
+        self._graph.replay()
+        assert self._result is not None
+        return self._result
+
+    def _record(self) -> None:
+        """Run twice first, so that everything is compiled and allocated; on a stream of its own, as recording demands."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._run()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = self._run()

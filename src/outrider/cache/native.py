@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.native.library import library
+from outrider.native.memory import zeroed_bytes
 
 __all__ = ["NativeCache"]
 
@@ -123,7 +125,7 @@ class NativeCache:
     def _new_memory(self, num_tokens: int) -> Tensor:
         """``[sides x keys and values, S / 16, 16 x width]``, zeros."""
         shape = (self._num_sides * 2, self._capacity(num_tokens) // 16, 16 * 32 * self._half_blocks)
-        return torch.zeros(shape, dtype=torch.bfloat16)
+        return zeroed_bytes(math.prod(shape) * torch.bfloat16.itemsize).view(torch.bfloat16).view(shape)
 
     @staticmethod
     def _capacity(num_tokens: int) -> int:

@@ -71,7 +71,8 @@ Revision = Annotated[
 Backend = Annotated[
     str | None,
     typer.Option(
-        help="auto, native (C++ kernels for few rows; any precision but float32 on a CPU) or pytorch.",
+        help="auto, native (C++ kernels for few rows; any precision but float32 on a CPU), pytorch, or paged (PyTorch over "
+        "pages, for GPUs).",
         show_default="auto",
         rich_help_panel=MODEL,
     ),

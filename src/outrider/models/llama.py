@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.cache.attention import PassAttention
 from outrider.cache.base import Cache
 from outrider.cache.dense import DenseCache
 from outrider.device import Placement, Precision
@@ -23,7 +22,59 @@ from outrider.models.llama_weights import LayerWeights, LlamaWeights, RandomWeig
 if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
 
-__all__ = ["LlamaTarget"]
+__all__ = ["Attends", "LlamaBody", "LlamaTarget"]
+
+
+class Attends(Protocol):
+    """Attention of one pass over some cache."""
+
+    def attend(self, layer: int, qkv_RNGC: Tensor) -> Tensor:
+        """Cache this layer's keys and values and attend to everything each row may see; ``[R, N * G * C]``."""
+        ...
+
+
+class LlamaBody:
+    """The layers of a Llama decoder, whatever cache lies behind its attention.
+
+    Args:
+        weights: of all layers, embedding and LM head.
+        config: the model's shape.
+        placement: device and precision.
+    """
+
+    def __init__(self, weights: LlamaWeights, config: LlamaConfig, placement: Placement) -> None:
+        self.weights = weights
+        self._config = config
+        self._rotary = Rotary(config, dtype=placement.activation_dtype, device=placement.device)
+
+    def run(
+        self, tokens_R: Tensor, positions_R: Tensor, *, attention: Attends, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The residual stream behind the last layer, and before each tapped one; rows are padded already."""
+        weights = self.weights
+        x_RD = weights.stream.embed(tokens_R)
+        rotation = self._rotary.at(positions_R)
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(weights.layers):
+            if index in taps:
+                tapped[index] = weights.stream.tap(x_RD)
+            x_RD = self._run_layer(layer, x_RD, rotation=rotation, attention=attention, index=index)
+        if len(weights.layers) in taps:
+            tapped[len(weights.layers)] = weights.stream.tap(x_RD)
+        return x_RD, tapped
+
+    def _run_layer(
+        self, layer: LayerWeights, x_RD: Tensor, *, rotation: Rotation, attention: Attends, index: int
+    ) -> Tensor:
+        num_rows, groups, width = x_RD.shape[0], self._config.num_kv_heads, self._config.head_width
+        qkv_RNC = layer.qkv(x_RD).view(num_rows, -1, width)
+        attended = attention.attend(index, rotation.apply(qkv_RNC).view(num_rows, -1, groups, width))
+        return layer.feed_forward(layer.out(x_RD, self.padded(attended)))
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Rows of zeros behind, up to the row multiple."""
+        missing = -x.shape[0] % self.weights.row_multiple
+        return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
 
 
 class LlamaTarget:
@@ -44,7 +95,7 @@ class LlamaTarget:
         self.tokenizer: Tokenizer | None = getattr(checkpoint, "tokenizer", None)
         self.checkpoint_note: str = note_of(getattr(checkpoint, "note", ""), placement.precision)
         self.spec = describe(checkpoint, self.config, placement, path="pytorch")
-        self._rotary = Rotary(self.config, dtype=placement.activation_dtype, device=placement.device)
+        self.body = LlamaBody(self._weights, self.config, placement)
 
     @staticmethod
     def random(config: LlamaConfig, placement: Placement, seed: int) -> LlamaTarget:
@@ -107,36 +158,12 @@ class LlamaTarget:
         for segment in rows.segments:
             check_window(cache.length(segment.slot) + segment.depth, self.config)
         attention = cache.begin(rows.segments, num_groups=self.config.num_heads // self.config.num_kv_heads)
-        x_RD, tapped = self._run_layers(rows, attention, taps)
+        tokens_R, positions_R = self._padded(rows.tokens_R), self._padded(rows.positions_R)
+        x_RD, tapped = self.body.run(tokens_R, positions_R, attention=attention, taps=taps)
         cache.advance(rows.segments)
-        wanted = rows.logit_rows
+        wanted, num_rows = rows.logit_rows, rows.tokens_R.shape[0]
+        tapped = {layer: tap_RD[:num_rows] for layer, tap_RD in tapped.items()}
         return x_RD if wanted is None else self._padded(x_RD[list(wanted)]), tapped
 
-    def _run_layers(
-        self, rows: PackedRows, attention: PassAttention, taps: frozenset[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The residual stream behind the last layer, and before each tapped one."""
-        num_rows = rows.tokens_R.shape[0]
-        x_RD = self._weights.stream.embed(self._padded(rows.tokens_R))
-        rotation = self._rotary.at(self._padded(rows.positions_R))
-        tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._weights.layers):
-            if index in taps:
-                tapped[index] = self._weights.stream.tap(x_RD[:num_rows])
-            x_RD = self._run_layer(layer, x_RD, rotation=rotation, attention=attention, index=index)
-        if len(self._weights.layers) in taps:
-            tapped[len(self._weights.layers)] = self._weights.stream.tap(x_RD[:num_rows])
-        return x_RD, tapped
-
-    def _run_layer(
-        self, layer: LayerWeights, x_RD: Tensor, *, rotation: Rotation, attention: PassAttention, index: int
-    ) -> Tensor:
-        num_rows, groups, width = x_RD.shape[0], self.config.num_kv_heads, self.config.head_width
-        qkv_RNC = layer.qkv(x_RD).view(num_rows, -1, width)
-        attended = attention.attend(index, rotation.apply(qkv_RNC).view(num_rows, -1, groups, width))
-        return layer.feed_forward(layer.out(x_RD, self._padded(attended)))
-
     def _padded(self, x: Tensor) -> Tensor:
-        """Rows of zeros behind, up to the row multiple."""
-        missing = -x.shape[0] % self._weights.row_multiple
-        return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
+        return self.body.padded(x)

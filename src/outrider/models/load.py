@@ -15,8 +15,9 @@ from outrider.models.fetch import MODELS, Progress, fetch
 
 __all__ = ["BACKENDS", "build_target", "load_checkpoint", "load_target"]
 
-BACKENDS = ("auto", "native", "pytorch")
-"""Implementations of the pass: C++ kernels for few rows on a CPU, or PyTorch on any device."""
+BACKENDS = ("auto", "native", "pytorch", "paged")
+"""Implementations of the pass: C++ kernels for few rows on a CPU, PyTorch on any device, or PyTorch over pages with recorded
+passes, made for GPUs."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ def load_target(
         name_or_path, revision, token, offline, tool_rendering, progress: as in :func:`load_checkpoint`.
         dtype: ``auto`` or a name of :data:`outrider.device.PRECISIONS`.
         device: ``auto``, ``cpu`` or a torch device string.
-        backend: ``auto`` (native where it runs: everything but float32 on a CPU, else PyTorch), ``native`` or ``pytorch``.
+        backend: ``auto`` (native where it runs: everything but float32 on a CPU, else PyTorch), ``native``,
+            ``pytorch`` or ``paged`` (for GPUs; never chosen by ``auto``, since it has not been measured on one).
             ``spec.path`` of the result says which one runs.
 
     Raises:
@@ -116,6 +118,10 @@ def build_target(checkpoint: Checkpoint, placement: Placement, *, backend: str =
     """
     from outrider.models.llama import LlamaTarget
 
+    if backend == "paged":
+        from outrider.models.paged import PagedTarget
+
+        return PagedTarget(LlamaTarget(checkpoint, placement))
     is_served = placement.device.type == "cpu" and placement.precision != "float32"
     if backend == "pytorch" or (backend == "auto" and not is_served):
         return LlamaTarget(checkpoint, placement)

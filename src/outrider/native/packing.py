@@ -7,12 +7,13 @@ bfloat16 or four int8 neighbours along the inputs, a step 16 words. Inputs and o
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from outrider.native.memory import zeroed_bytes
 
 __all__ = [
     "BLOCK",
@@ -32,7 +33,6 @@ BLOCK = 32
 
 _LANES = 16
 _PART = 32
-_HUGE_PAGE = 2 * 1024 * 1024
 
 
 def padded(size: int, multiple: int = 64) -> int:
@@ -116,19 +116,12 @@ def head_rows(head_width: int, *, paired: bool) -> Tensor:
 
 
 class Arena:
-    """One piece of memory for all weights, on huge pages where the system grants them.
-
-    Weights lie in the order in which a pass streams them; with pages of 4 KiB the processor's own prefetching would stop
-    at each border.
-    """
+    """One piece of memory for all weights, which lie in the order in which a pass streams them."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, padded(num_bytes + _HUGE_PAGE, _HUGE_PAGE))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._used = -self._bytes.data_ptr() % _HUGE_PAGE
-        self._end = self._used + padded(num_bytes)
+        self._bytes = zeroed_bytes(padded(num_bytes))
+        self._used = 0
+        self._end = padded(num_bytes)
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype, *, is_last: bool = False) -> Tensor:
         """A tensor in the arena, 64-byte aligned, not filled yet; ``is_last``: behind all others, whenever it is asked for."""
