@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -39,6 +39,15 @@ PROMPTS = tuple(
 )
 LONG_PROMPT = [*PROMPTS[4], *PROMPTS[4]]
 LONG = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_ahead() -> Iterator[None]:
+    """Texts here are short: room for a whole answer at once would leave nobody to be put back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.engine.scheduler.AHEAD", 12)
+        patch.setattr("outrider.engine.scheduler.AHEAD_AGAIN", 3)
+        yield
 
 
 class Hoarder(Scripted):

@@ -25,7 +25,7 @@ class Following:
         self._with_memory = [part for part in parts if isinstance(part, DrafterWithMemory)]
         self._sharing = [part for part in parts if isinstance(part, SharingDrafter)]
         self._readers: list[Drafter] = [
-            part for part in parts if isinstance(part, TapDrafter) and part not in self._with_memory
+            part for part in parts if isinstance(part, TapDrafter) and not isinstance(part, DrafterWithMemory)
         ]
 
     def start(self, sequence: LiveSequence) -> None:

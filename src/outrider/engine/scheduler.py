@@ -234,15 +234,13 @@ class Scheduler:
 
     def _keep_going(self, sequence: LiveSequence) -> None:
         """Room for the next step of a running sequence; whoever is younger gives way, or it gives way itself."""
-        needed = len(sequence.tokens)
-        whole = self._most_room(sequence)
-        wanted = min(whole, needed + self._nodes_ahead)
-        if sequence.room >= wanted:
+        needed, whole, nodes = len(sequence.tokens), self._most_room(sequence), self._nodes_ahead
+        if sequence.room >= min(whole, needed + nodes):
             return
-        if self._grow(sequence, min(whole, max(wanted + AHEAD, sequence.room * 3 // 2))) or self._grow(
-            sequence, wanted
-        ):
-            return
+        plenty = max(needed + nodes + AHEAD, sequence.room * 3 // 2)
+        for room in (plenty, needed + nodes, needed + nodes // 4, needed + nodes // 16):
+            if min(whole, room) <= sequence.room or self._grow(sequence, min(whole, room)):
+                return
         while sequence.room < needed and not self._grow(sequence, needed):
             youngest = max((*self.running, *(s for t in self.reading for s in t.sequences)), key=lambda s: s.seniority)
             self._put_back(youngest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from outrider.engine.result import StreamEvent
 from outrider.errors import ConfigError
@@ -27,7 +27,7 @@ class AsyncStreams:
         self._queues: dict[str, asyncio.Queue[StreamEvent | BaseException]] = {}
         self._driver: asyncio.Task[None] | None = None
 
-    async def follow(self, id: str, num_choices: int, submit: Callable[[], str]) -> AsyncIterator[StreamEvent]:
+    async def follow(self, id: str, num_choices: int, submit: Callable[[], str]) -> AsyncGenerator[StreamEvent, None]:
         """Submit a request, and its events until all of its choices have ended. Leaving it cancels the request.
 
         Args:
