@@ -117,6 +117,7 @@ def test_nothing_follows_the_end() -> None:
     assert matcher.end_of((0, 1)) is None, "abc may still come"
     assert matcher.end_of((0, 1, 2)) == End(3, is_broken=False)
     assert matcher.end_of((0, 1, 3)) == End(3, is_broken=False)
+    assert matcher.end_of((0, 1, 2, 3)) == End(3, is_broken=False), "what a pass draws behind the end was never said"
     assert allowed(matcher, (0, 1, 2)) == allowed(matcher, (0, 1, 3)) == {3}
     assert not matcher.is_open((0, 1, 2)) and not matcher.is_open((0, 1, 3))
     matcher.commit((0, 1))

@@ -127,7 +127,9 @@ class GrammarMatcher:
             if tokens[:index] in self._dead:
                 return End(index + 1, is_broken=True)
             if token in self._eos:
-                return End(index + 1, is_broken=False)
+                # Behind a finished text nothing but the end can be drawn; it is no part of the output.
+                was_open = index == 0 or self.is_open(tokens[:index])
+                return End(index + 1 if was_open else index, is_broken=False)
         # Behind a met limit the next law is all on the end, as it is without drafts.
         if self.is_open(tokens) or tokens in self._dead:
             return None
