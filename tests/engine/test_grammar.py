@@ -205,7 +205,12 @@ def test_what_a_greedy_model_would_rather_say_is_not_said() -> None:
 
 
 def test_forced_tokens_save_passes() -> None:
-    long = {"type": "object", "properties": {"name": {"const": "abcdefghijklmnop"}}, "required": ["name"]}
+    long = {
+        "type": "object",
+        "properties": {"name": {"const": "abcdefghijklmnop"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
     params = SamplingParams(max_tokens=60, structured_outputs=StructuredOutputs(json=long, disable_any_whitespace=True))
     [plain] = decode(None, [params], prompts=[[1]])
     [forced] = decode(ForcedDrafter(), [params], prompts=[[1]])

@@ -21,7 +21,7 @@ def compiler() -> GrammarCompiler:
     [
         StructuredOutputs(regex="[z"),
         StructuredOutputs(regex="(?=a)b"),
-        StructuredOutputs(regex="(a{1000}){1000}"),
+        StructuredOutputs(grammar="start: " + "(" * 3000 + '"a"' + ")" * 3000),
         StructuredOutputs(grammar="start: nothing_of_that_name"),
         StructuredOutputs(grammar='start: "a" ('),
         StructuredOutputs(json={"type": "strin"}),

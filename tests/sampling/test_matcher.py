@@ -117,6 +117,7 @@ def test_nothing_follows_the_end() -> None:
     assert matcher.end_of((0, 1)) is None, "abc may still come"
     assert matcher.end_of((0, 1, 2)) == End(3, is_broken=False)
     assert matcher.end_of((0, 1, 3)) == End(3, is_broken=False)
+    assert matcher.end_of((0, 1, 2, 3)) == End(3, is_broken=False), "what a pass draws behind the end was never said"
     assert allowed(matcher, (0, 1, 2)) == allowed(matcher, (0, 1, 3)) == {3}
     assert not matcher.is_open((0, 1, 2)) and not matcher.is_open((0, 1, 3))
     matcher.commit((0, 1))
@@ -178,3 +179,19 @@ def test_bits_are_read_as_they_are_written() -> None:
     words_BW = torch.tensor([[1 | 1 << 5, -(1 << 31)], [0, 3]], dtype=torch.int32)
     assert [row.nonzero().flatten().tolist() for row in allowed_BV(words_BW, 64)] == [[0, 5, 63], [32, 33]]
     assert allowed_BV(words_BW, 33).shape == (2, 33)
+
+
+def test_whether_an_output_may_go_on_does_not_depend_on_the_way_there(grammar: Grammar) -> None:
+    """Forced runs are read at once, verification comes back step by step."""
+    rng = random.Random(13)
+    for _ in range(6):
+        matcher = GrammarMatcher(grammar)
+        walk = random_walk(matcher, rng, 14)
+        jumping = GrammarMatcher(grammar)
+        for length in range(len(walk) + 1):
+            jumping.forced_run(walk[:length], 8)
+            jumping.is_open(walk)
+            jumping.forced(walk[: length // 2])
+            assert jumping.is_open(walk[:length]) == fresh(grammar, walk[:length]).is_open(()), walk[:length]
+        jumping.commit(walk)
+        assert jumping.is_open(()) == fresh(grammar, walk).is_open(())

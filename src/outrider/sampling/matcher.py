@@ -45,7 +45,7 @@ class GrammarMatcher:
         grammar: what it must match.
     """
 
-    __slots__ = ("_closed", "_committed", "_dead", "_eos", "_forced", "_has_ended", "_matcher", "_walked", "grammar")
+    __slots__ = ("_committed", "_dead", "_eos", "_forced", "_has_ended", "_matcher", "_open", "_walked", "grammar")
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
@@ -55,6 +55,7 @@ class GrammarMatcher:
         self._has_ended = False
         self._walked: Path = ()
         self._forced: dict[Path, Path] = {}
+        self._open: dict[Path, bool] = {}
         # Places whose mask could not be computed within the limits: nothing follows them.
         self._dead: set[Path] = set()
 
@@ -71,17 +72,23 @@ class GrammarMatcher:
         elif not self._has_ended:
             self._restore()
         self._forced = {place[size:]: run for place, run in self._forced.items() if place[:size] == path}
+        self._open = {place[size:]: is_open for place, is_open in self._open.items() if place[:size] == path}
         self._dead = {place[size:] for place in self._dead if place[:size] == path}
 
     def rebuild(self, tokens: Sequence[int]) -> None:
         """Start again, with these tokens as the output so far."""
         self._committed, self._has_ended = list(tokens), not self._eos.isdisjoint(tokens)
-        self._forced, self._dead = {}, set()
+        self._forced, self._open, self._dead = {}, {}, set()
         self._restore()
 
     def is_open(self, path: Path) -> bool:
         """True if anything but the end may follow; False too behind a token that the grammar forbids."""
-        return self._stand(path) and not self._matcher.is_stopped()
+        if not self._stand(path):
+            return False
+        found = self._open.get(path)
+        if found is None:
+            found = self._open[path] = self._goes_on()
+        return self._survived(path) and found
 
     def allows(self, path: Path, token: int) -> bool:
         """True if ``token`` may follow ``path``: the token's bit of the place's mask, without computing the mask."""
@@ -120,7 +127,9 @@ class GrammarMatcher:
             if tokens[:index] in self._dead:
                 return End(index + 1, is_broken=True)
             if token in self._eos:
-                return End(index + 1, is_broken=False)
+                # Behind a finished text nothing but the end can be drawn; it is no part of the output.
+                was_open = index == 0 or self.is_open(tokens[:index])
+                return End(index + 1 if was_open else index, is_broken=False)
         # Behind a met limit the next law is all on the end, as it is without drafts.
         if self.is_open(tokens) or tokens in self._dead:
             return None
@@ -133,6 +142,17 @@ class GrammarMatcher:
     def survived(self, path: Path) -> bool:
         """Call after a mask was computed at ``path``: False if that met a limit, and nothing but the end follows."""
         return self._survived(path)
+
+    def _goes_on(self) -> bool:
+        """Asked of the mask where the output may end: llguidance's own answer depends on how it got to a place."""
+        if self._matcher.is_stopped():
+            return False
+        if not self._matcher.is_accepting():
+            return True
+        mask = int.from_bytes(self._matcher.compute_bitmask(), "little")
+        for token in self._eos:
+            mask &= ~(1 << token)
+        return mask != 0
 
     def _stand(self, path: Path) -> bool:
         """Move to ``path``; False if it cannot be read to its end."""
