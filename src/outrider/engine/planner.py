@@ -303,6 +303,7 @@ class Planner:
         for index, depth in depths.items():
             if depth:
                 asks[index] = Ask(depth, name)
+                plan.tried.discard(index)
                 plan.num_rows += depth * self._models[name].nodes_per_level - len(proposals[index])
                 plan.gains[index] = sum(owns[index].survivals[:depth])
         self._try_model(name, call, plan, sequences, owns, asks)
