@@ -16,7 +16,12 @@ __all__ = ["draft"]
 
 
 def draft(
-    drafter: Drafter | None, planner: Planner, sequences: Sequence[LiveSequence], verification: str
+    drafter: Drafter | None,
+    planner: Planner,
+    sequences: Sequence[LiveSequence],
+    verification: str,
+    *,
+    num_other_rows: int = 0,
 ) -> tuple[StepPlan, list[Proposal]]:
     """Plan a step and draft for it.
 
@@ -25,11 +30,12 @@ def draft(
         planner: decides who is asked.
         sequences: of the step.
         verification: of the engine; with the request it gives the mode of drafting.
+        num_other_rows: of prompts that are read in the same pass.
 
     Returns:
         The plan, and one proposal a sequence.
     """
-    plan = planner.open(sequences)
+    plan = planner.open(sequences, num_other_rows=num_other_rows)
     proposals = [NO_DRAFT] * len(sequences)
     if drafter is None:
         return plan, planner.prune(plan, sequences, proposals)
