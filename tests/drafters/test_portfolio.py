@@ -106,8 +106,8 @@ def test_by_name_with_options_of_the_members(target: LlamaTarget, tmp_path: Path
     spec = f"auto:suffix:rule=chain,max_depth=9,ngram,{tmp_path / 'mine'}:min_prob=0.2,window=64"
     made = make_drafter(spec, target)
     assert isinstance(made, TapPortfolio) and made.name == spec
-    assert [member.name for member in made.members] == ["suffix", "ngram", str(tmp_path / "mine")]
-    suffix, _, head = made.members
+    assert [member.name for member in made.parts] == ["suffix", "ngram", str(tmp_path / "mine")]
+    suffix, _, head = made.parts
     assert (suffix.rule, suffix.max_depth, head.min_prob) == ("chain", 9, 0.2)  # type: ignore[attr-defined]
 
 

@@ -25,6 +25,9 @@ class Portfolio:
         members: at least two, of different names.
         name: for reports; each proposal carries its own drafter's name.
 
+    Attributes:
+        parts: the members.
+
     Raises:
         ConfigError: fewer than two members, or two of one name.
     """
@@ -38,18 +41,18 @@ class Portfolio:
         if len(set(names)) < len(names):
             raise ConfigError(f"drafter {name!r} names a drafter twice; give each once")
         self.name = name
-        self.members = self.parts = tuple(members)
+        self.parts = tuple(members)
         self._by_name = dict(zip(names, members, strict=True))
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tell all."""
-        for member in self.members:
+        for member in self.parts:
             member.start(sequence, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Each request's drafter is asked (the first where none is named), all its requests at once."""
         proposals = [NO_DRAFT] * len(requests)
-        for member in self.members:
+        for member in self.parts:
             mine = [i for i, request in enumerate(requests) if self._asked(request) is member]
             if mine:
                 for index, proposal in zip(mine, member.propose([requests[i] for i in mine]), strict=True):
@@ -58,16 +61,16 @@ class Portfolio:
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Tell all."""
-        for member in self.members:
+        for member in self.parts:
             member.observe(sequence, tokens, num_new)
 
     def finish(self, sequence: int) -> None:
         """Tell all."""
-        for member in self.members:
+        for member in self.parts:
             member.finish(sequence)
 
     def _asked(self, request: DraftRequest) -> Drafter:
-        return self._by_name[request.drafter] if request.drafter else self.members[0]
+        return self._by_name[request.drafter] if request.drafter else self.parts[0]
 
 
 class TapPortfolio(Portfolio):
@@ -102,4 +105,4 @@ def members_of(drafter: Drafter | None) -> tuple[Drafter, ...]:
     """Who can be asked: a portfolio's members, or the drafter itself."""
     if drafter is None:
         return ()
-    return drafter.members if isinstance(drafter, Portfolio) else (drafter,)
+    return drafter.parts if isinstance(drafter, Portfolio) else (drafter,)

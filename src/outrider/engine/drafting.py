@@ -50,6 +50,8 @@ def draft(
             if ask.depth and len(found[index]) == 0 and len(proposals[index]):
                 plan.silent.append((index, ask.drafter))
             elif ask.depth:
+                if plan.asks[index].depth and not len(proposals[index]):
+                    plan.silent.append((index, plan.asks[index].drafter))
                 plan.asks[index], proposals[index] = ask, found[index]
     _force_alone(sequences, proposals, verification)
     proposals = planner.prune(plan, sequences, proposals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -167,6 +168,7 @@ def _measure_drafter(drafter: Drafter, target: Target, context: int) -> DraftCos
     """Four kinds of calls give four of the numbers, and the first call of a sequence that of reading."""
     tokens = [1 + index % (target.spec.vocab_size - 1) for index in range(context)]
     keys = [-1 - index for index in range(_MANY)]
+    deep = min(_DEEP, drafter.deepest) if isinstance(drafter, ModelDrafter) else _DEEP
     taps_RD = _real_taps(drafter, target, tokens[:-1])
     for key in keys:
         drafter.start(key, tokens)
@@ -178,19 +180,19 @@ def _measure_drafter(drafter: Drafter, target: Target, context: int) -> DraftCos
         _time_call(drafter, target, keys, tokens, _SHALLOW)
         best: dict[tuple[int, int], float] = {}
         for _ in range(_ROUNDS):
-            for size, depth in ((_FEW, _SHALLOW), (_FEW, _DEEP), (_MANY, _SHALLOW), (_MANY, _DEEP)):
+            for size, depth in itertools.product((_FEW, _MANY), (_SHALLOW, deep)):
                 ms = _time_call(drafter, target, keys[:size], tokens, depth)
                 best[size, depth] = min(best.get((size, depth), ms), ms)
     finally:
         for key in keys:
             drafter.finish(key)
-    return _solved(best, reading, context)
+    return _solved(best, reading, context, deep)
 
 
-def _solved(best: dict[tuple[int, int], float], reading: float, context: int) -> DraftCosts:
-    least, deep = best[_FEW, _SHALLOW], best[_FEW, _DEEP]
-    wide, both = best[_MANY, _SHALLOW], best[_MANY, _DEEP]
-    more, levels = _MANY - _FEW, _DEEP - _SHALLOW
+def _solved(best: dict[tuple[int, int], float], reading: float, context: int, depth: int) -> DraftCosts:
+    least, deep = best[_FEW, _SHALLOW], best[_FEW, depth]
+    wide, both = best[_MANY, _SHALLOW], best[_MANY, depth]
+    more, levels = _MANY - _FEW, max(1, depth - _SHALLOW)
     node = max(0.0, (both - wide - deep + least) / (more * levels))
     level = max(0.0, (deep - least) / levels - node)
     sequence = max(0.0, (wide - least) / more - node)

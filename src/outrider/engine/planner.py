@@ -211,7 +211,8 @@ class Planner:
 
     def wants_taps(self, sequence: Plannable) -> bool:
         """False while the hidden states of an idle sequence are not worth keeping."""
-        if not self._readers or not self._cap(sequence):
+        wishes = sequence.speculation
+        if not self._readers or not wishes.enabled or wishes.num_draft_tokens == 0:
             return False
         if self._is_fixed:
             return True
@@ -303,6 +304,7 @@ class Planner:
         for index, depth in depths.items():
             if depth:
                 asks[index] = Ask(depth, name)
+                plan.tried.discard(index)
                 plan.num_rows += depth * self._models[name].nodes_per_level - len(proposals[index])
                 plan.gains[index] = sum(owns[index].survivals[:depth])
         self._try_model(name, call, plan, sequences, owns, asks)
