@@ -97,7 +97,7 @@ def test_no_body_makes_a_fault(on: LiveServer) -> None:
         check(on, client)  # type: ignore[call-arg]
         assert client.get(f"{on.url}/health").json() == {"status": "ok"}
     assert on.chat("hello", temperature=0, max_tokens=8)["choices"] == before
-    assert on.service.worker.tally.faults == 0 and on.num_cached_slots == 0
+    assert on.service.worker.tally.faults == 0 and on.is_idle
 
 
 @given(st.binary(max_size=60))

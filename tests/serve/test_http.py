@@ -354,7 +354,7 @@ def test_a_client_that_goes_away_frees_its_place(scripted: LiveServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
         CLIENT.post(f"{scripted.url}/v1/chat/completions", json={**body, "stream": False}, timeout=0.2)
     wait_until(lambda: scripted.service.worker.tally.cancelled == cancelled + 2)
-    wait_until(lambda: scripted.num_cached_slots == 0)
+    wait_until(lambda: scripted.is_idle)
     assert scripted.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
 
 
@@ -394,7 +394,7 @@ def test_limits() -> None:
         stream = server.post("/v1/chat/completions", {"messages": user("never ends"), "temperature": 0, "stream": True})
         *chunks, last = sse(stream.text)
         assert chunks and last["error"]["code"] == "timeout"
-        wait_until(lambda: server.num_cached_slots == 0)
+        wait_until(lambda: server.is_idle)
 
 
 class SlowModel(ScriptedModel):
