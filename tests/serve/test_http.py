@@ -273,14 +273,19 @@ def test_an_ability_that_the_engine_lacks_is_refused_by_name(scripted: LiveServe
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_calls_can_be_forced_where_the_engine_can_constrain(scripted: LiveServer, choice: Any) -> None:
-    body = {"messages": user("anything"), "tools": TOOLS, "tool_choice": choice, "temperature": 0, "max_tokens": 120}
+    place = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    closed = {**place, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": closed}} for name in ("weather", "clock")]
+    body = {"messages": user("anything"), "tools": tools, "tool_choice": choice, "max_tokens": 150}
+    body |= {"temperature": 0, "parallel_tool_calls": False}
     response = scripted.post("/v1/chat/completions", body)
     if "structured_outputs" not in scripted.service.worker.bridge.abilities:
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
         return
     said = response.json()["choices"][0]
-    names = {call["function"]["name"] for call in said["message"]["tool_calls"]}
-    assert names <= {"weather", "clock"} and said["message"]["content"] is None
+    [call] = said["message"]["tool_calls"]
+    assert call["function"]["name"] in ("weather", "clock") if choice == "required" else ("weather",)
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"} and said["finish_reason"] == "tool_calls"
     both = scripted.post("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
     assert both.status_code == 400 and both.json()["error"]["param"] == "tool_choice"
 
