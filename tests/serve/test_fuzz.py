@@ -21,6 +21,9 @@ JSON: Any = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
     max_leaves=5,
 )
+ROLES = st.one_of(st.sampled_from(["user", "assistant", "system", "tool", "x"]), JSON)
+FUNCTIONS = st.fixed_dictionaries({"name": st.one_of(TEXTS, JSON), "arguments": st.one_of(st.just('{"a": 1}'), JSON)})
+CALLS = st.one_of(st.lists(st.fixed_dictionaries({"function": FUNCTIONS}), max_size=2), JSON)
 # What a field may really be, so that many bodies get far.
 LIKELY: dict[str, Any] = {
     "max_tokens": st.integers(1, 6),

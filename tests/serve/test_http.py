@@ -241,6 +241,7 @@ def test_async_requests_side_by_side(scripted: LiveServer) -> None:
         ({"messages": []}, 400, "prompt", "no messages"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role", "did you mean 'user'"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, 400, "messages[0].name", "template"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages[0].role", "unknown"),
         ({"messages": [{"role": "user", "contents": "x"}]}, 400, "messages[0].contents", "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "prompt", "image_url"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "prompt", "window"),

@@ -240,7 +240,7 @@ class ToolParser:
         calls = _calls_of(_loads(self._text[self._json : end].removesuffix(CLOSE)))
         if not calls or not all(self._is_offered(*call) for call in calls):
             return self._give_up()
-        deltas = []
+        deltas: list[ToolDelta] = []
         for name, arguments in calls:
             deltas += self._hand_out(name)
             deltas += self._piece(arguments)
