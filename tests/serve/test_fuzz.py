@@ -50,10 +50,8 @@ LIKELY: dict[str, Any] = {
     "return_token_ids": st.booleans(),
     "messages": st.lists(
         st.fixed_dictionaries(
-            {
-                "role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
-                "content": st.one_of(TEXTS, st.none()),
-            }
+            {"role": ROLES, "content": st.one_of(TEXTS, st.none(), JSON)},
+            optional={"tool_calls": CALLS, "name": JSON, "tool_call_id": JSON},
         ),
         max_size=3,
     ),
