@@ -62,14 +62,14 @@ def test_a_slice_counts_what_the_server_made(server: LiveServer) -> None:
     found = asyncio.run(work)
     assert 0 < found.tokens <= server.service.worker.tally.generated_tokens - made
     assert found.finished == found.statuses[200] > 0 and found.statuses[0] <= 3 and 0.4 <= found.seconds < 5
-    assert found.accepted <= found.drafted and server.num_cached_slots == 0
+    assert found.accepted <= found.drafted and server.is_idle
     assert found.to_json()["tokens_per_s"] == round(found.tokens / found.seconds, 2)
 
 
 def test_a_soak_finds_nothing(server: LiveServer) -> None:
     found = asyncio.run(soak(client_of(server), ROWS, requests=60, concurrency=6, pid=os.getpid()))
     assert found.num_faults == 0 and found.differing == [] and found.checked > 5
-    assert found.left_running == found.left_waiting == 0 and server.num_cached_slots == 0
+    assert found.left_running == found.left_waiting == 0 and server.is_idle
     assert sum(found.statuses.values()) == 60
     assert all(name.endswith((" 400", " 413")) for name in found.statuses if name.startswith(("bad_body", "refused")))
 

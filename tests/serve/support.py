@@ -123,10 +123,9 @@ class LiveServer:
         return service
 
     @property
-    def num_cached_slots(self) -> int:
-        """Sequences that the engine still decodes or that wait."""
-        batch = self.engine._batch
-        return len(batch.running) + len(batch.waiting)
+    def is_idle(self) -> bool:
+        """True if the engine decodes nothing and nothing waits."""
+        return not self.engine.has_work
 
     def post(self, path: str, body: Mapping[str, Any], **more: Any) -> httpx.Response:
         headers = {"content-type": "application/json", **more.pop("headers", {})}

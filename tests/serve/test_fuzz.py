@@ -21,6 +21,9 @@ JSON: Any = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
     max_leaves=5,
 )
+ROLES = st.one_of(st.sampled_from(["user", "assistant", "system", "tool", "x"]), JSON)
+FUNCTIONS = st.fixed_dictionaries({"name": st.one_of(TEXTS, JSON), "arguments": st.one_of(st.just('{"a": 1}'), JSON)})
+CALLS = st.one_of(st.lists(st.fixed_dictionaries({"function": FUNCTIONS}), max_size=2), JSON)
 # What a field may really be, so that many bodies get far.
 LIKELY: dict[str, Any] = {
     "max_tokens": st.integers(1, 6),
@@ -47,10 +50,8 @@ LIKELY: dict[str, Any] = {
     "return_token_ids": st.booleans(),
     "messages": st.lists(
         st.fixed_dictionaries(
-            {
-                "role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
-                "content": st.one_of(TEXTS, st.none()),
-            }
+            {"role": ROLES, "content": st.one_of(TEXTS, st.none(), JSON)},
+            optional={"tool_calls": CALLS, "name": JSON, "tool_call_id": JSON},
         ),
         max_size=3,
     ),
@@ -97,7 +98,7 @@ def test_no_body_makes_a_fault(on: LiveServer) -> None:
         check(on, client)  # type: ignore[call-arg]
         assert client.get(f"{on.url}/health").json() == {"status": "ok"}
     assert on.chat("hello", temperature=0, max_tokens=8)["choices"] == before
-    assert on.service.worker.tally.faults == 0 and on.num_cached_slots == 0
+    assert on.service.worker.tally.faults == 0 and on.is_idle
 
 
 @given(st.binary(max_size=60))

@@ -241,6 +241,7 @@ def test_async_requests_side_by_side(scripted: LiveServer) -> None:
         ({"messages": []}, 400, "prompt", "no messages"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role", "did you mean 'user'"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, 400, "messages[0].name", "template"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages[0].role", "unknown"),
         ({"messages": [{"role": "user", "contents": "x"}]}, 400, "messages[0].contents", "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "prompt", "image_url"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "prompt", "window"),
@@ -273,14 +274,19 @@ def test_an_ability_that_the_engine_lacks_is_refused_by_name(scripted: LiveServe
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_calls_can_be_forced_where_the_engine_can_constrain(scripted: LiveServer, choice: Any) -> None:
-    body = {"messages": user("anything"), "tools": TOOLS, "tool_choice": choice, "temperature": 0, "max_tokens": 120}
+    place = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    closed = {**place, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": closed}} for name in ("weather", "clock")]
+    body = {"messages": user("anything"), "tools": tools, "tool_choice": choice, "max_tokens": 150}
+    body |= {"temperature": 0, "parallel_tool_calls": False}
     response = scripted.post("/v1/chat/completions", body)
     if "structured_outputs" not in scripted.service.worker.bridge.abilities:
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
         return
     said = response.json()["choices"][0]
-    names = {call["function"]["name"] for call in said["message"]["tool_calls"]}
-    assert names <= {"weather", "clock"} and said["message"]["content"] is None
+    [call] = said["message"]["tool_calls"]
+    assert call["function"]["name"] in ("weather", "clock") if choice == "required" else ("weather",)
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"} and said["finish_reason"] == "tool_calls"
     both = scripted.post("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
     assert both.status_code == 400 and both.json()["error"]["param"] == "tool_choice"
 
@@ -354,7 +360,7 @@ def test_a_client_that_goes_away_frees_its_place(scripted: LiveServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
         CLIENT.post(f"{scripted.url}/v1/chat/completions", json={**body, "stream": False}, timeout=0.2)
     wait_until(lambda: scripted.service.worker.tally.cancelled == cancelled + 2)
-    wait_until(lambda: scripted.num_cached_slots == 0)
+    wait_until(lambda: scripted.is_idle)
     assert scripted.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
 
 
@@ -394,7 +400,7 @@ def test_limits() -> None:
         stream = server.post("/v1/chat/completions", {"messages": user("never ends"), "temperature": 0, "stream": True})
         *chunks, last = sse(stream.text)
         assert chunks and last["error"]["code"] == "timeout"
-        wait_until(lambda: server.num_cached_slots == 0)
+        wait_until(lambda: server.is_idle)
 
 
 class SlowModel(ScriptedModel):

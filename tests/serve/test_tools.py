@@ -136,6 +136,11 @@ def test_any_text_survives_any_cut(text: str, style: CallStyle, data: st.DataObj
         assert whole[0] == text
 
 
+def test_a_tag_in_two_pieces() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    assert parse(text, "tags", [text[:5], text[5:]]) == ("", [OSLO])
+
+
 def test_arguments_stream_once_the_first_is_complete() -> None:
     parser = ToolParser(TOOLS, style="tags")
     assert parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Os') == []

@@ -84,7 +84,7 @@ def _keys_of_file(path: Path) -> list[tuple[str, str]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"key file {path} cannot be read: {error}") from None
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if len(words) > 2:

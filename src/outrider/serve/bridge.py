@@ -111,7 +111,8 @@ class Bridge:
         """
         params = job.params
         if job.structured_outputs is not None:
-            params = replace(params, **{"structured_outputs": job.structured_outputs})
+            constraint: dict[str, Any] = {"structured_outputs": job.structured_outputs}
+            params = replace(params, **constraint)
         wishes = None if job.speculation.is_default else _engine_speculation(job.speculation)
         optional = {"scope": job.scope, "speculation": wishes, "prediction": job.prediction}
         given = {name: optional[name] for name in self._submit_names}

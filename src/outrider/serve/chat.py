@@ -49,7 +49,7 @@ def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
 
 def _message(index: int, message: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         hint = nearest(str(role), ROLES)
         raise _refused(index, "role", f"{str(role)[:40]!r} is unknown; allowed: {', '.join(ROLES)}{hint}")
     for name, value in message.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,13 +100,18 @@ def metrics_of(results: Sequence[GenerationResult], num_draft_tokens: int | None
     ``speculative_decoding`` is null on a server without a drafter.
     """
     stats = SpeculationStats.pooled(result.stats for result in results)
-    timing = [result.timing.to_json() for result in results]
     own = stats.to_json(results[0].drafter if results else "")
-    own["timing_ms"] = {name: round(max(each[name] for each in timing), 3) for name in timing[0]} if timing else {}
+    own["timing_ms"] = _longest([result.timing.to_json() for result in results])
     return {
         "speculative_decoding": None if num_draft_tokens is None else _as_vllm(results, stats, num_draft_tokens),
         "outrider": own,
     }
+
+
+def _longest(timings: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Of each time the longest over the choices, ``None`` where none has it."""
+    names = timings[0] if timings else ()
+    return {name: max((t for each in timings if (t := each[name]) is not None), default=None) for name in names}
 
 
 def _as_vllm(results: Sequence[GenerationResult], stats: SpeculationStats, num_draft_tokens: int) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 from outrider.engine.engine import Engine
 from outrider.engine.result import GenerationResult, StreamEvent
 from outrider.errors import PromptError, nearest
+from outrider.models.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
 from outrider.serve.bridge import Bridge, Job
 from outrider.serve.chat import chat_prompt
 from outrider.serve.chat_reply import ChatReply
@@ -69,7 +71,7 @@ class Service:
     def __init__(self, engine: Engine, config: ServeConfig) -> None:
         self.config = config
         self.spec = engine.target.spec
-        self.tokenizer = engine.tokenizer
+        self.tokenizer: Tokenizer | None = engine.tokenizer
         self.model_name = config.model_name or self.spec.name
         self.started = int(time.time())
         self.worker = Worker(Bridge(engine), max_waiting=config.max_waiting)
@@ -316,8 +318,6 @@ class Service:
 
 def engine_settings(engine: Engine) -> dict[str, Any]:
     """The engine's settings without a request's own."""
-    from outrider.sampling.params import SamplingParams
-
     settings = engine.settings(SamplingParams())
     del settings["sampling"]
     return settings

@@ -74,7 +74,10 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], *, style: CallStyle, is_par
     """
     key = "arguments" if style == "tags" else "parameters"
     shapes = [_call_schema(tool["function"], key) for tool in tools]
-    body = json.dumps(shapes[0] if len(shapes) == 1 else {"anyOf": shapes}, ensure_ascii=False)
+    schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+    # One way of writing blanks: a model that may write any could write nothing else.
+    tight = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    body = json.dumps({**schema, "x-guidance": tight}, ensure_ascii=False)
     if style == "tags":
         call, more = f'"{OPEN}\\n" body "\\n{CLOSE}"', '"\\n" call'
     else:
@@ -240,7 +243,7 @@ class ToolParser:
         calls = _calls_of(_loads(self._text[self._json : end].removesuffix(CLOSE)))
         if not calls or not all(self._is_offered(*call) for call in calls):
             return self._give_up()
-        deltas = []
+        deltas: list[ToolDelta] = []
         for name, arguments in calls:
             deltas += self._hand_out(name)
             deltas += self._piece(arguments)
