@@ -53,7 +53,8 @@ def test_text_stays_inside(measure: Run, traffic: Path, tmp_path: Path) -> None:
     ran = measure(traffic, "--no-text", "--out", tmp_path / "o", "-k", "2", "--json")
     assert ran.status == 0, ran.err
     written = b"".join(path.read_bytes() for path in (tmp_path / "o").rglob("*") if path.is_file())
-    assert "hello" not in ran.out and b"hello" not in written and b"token_ids" not in written
+    assert "hello" not in ran.out and b"hello" not in written
+    assert not (tmp_path / "o" / "answers.jsonl").exists()
 
 
 def test_live_and_standard_input(measure: Run) -> None:

@@ -121,6 +121,7 @@ def test_an_answer_is_not_taken_for_another_rows(tmp_path: Path) -> None:
 def test_text_of_another_model_is_off_policy(seed: int | None) -> None:
     params = SamplingParams(max_tokens=60, temperature=0.0 if seed is None else 0.8, seed=seed)
     [own] = [text_of(run, TARGET) for run in decode(TARGET, None, questions(1, params, vocab=7), 0).values()]
+    own = replace(own, is_generated=False)
     other = replace(own, output=tuple((token + 1) % 7 for token in own.output))
     assert read_text(TARGET, own).agreement == 1.0 and read_text(TARGET, own).is_on_policy
     read = read_text(TARGET, other)

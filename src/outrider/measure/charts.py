@@ -25,7 +25,7 @@ PALETTE = ("#0b62a8", "#b84a00", "#00704f", "#84358f", "#7a5c00", "#a3123f", "#0
 INK, MUTED, RULE, LOSS = "#1d2431", "#5b6473", "#d9dde4", "#fbeae4"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
 
-_WIDTH, _HEIGHT = 420, 220
+_WIDTH, _HEIGHT = 390, 215
 _MOST_GROUPS, _MOST_BARS, _MOST_FIELDS = 14, 3, 6
 _DODGE = 0.07  # of one draft token, between series at the same place
 
@@ -134,9 +134,10 @@ def _lines(data: list[dict[str, Any]], series: Sequence[str], title: str, bound:
         "type": "quantitative",
         "title": "draft tokens a step (k)",
         "scale": {"domain": [ks[0] - 0.4, ks[-1] + 0.4], "nice": False},
-        "axis": {"values": ks, "format": "d", "grid": False},
+        "axis": {"values": ks, "format": "d", "grid": False, "labelOverlap": False},
     }
-    y = {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": False, "domain": _span(data)}}
+    scale = {"zero": False, "nice": False, "domain": _span(data)}
+    y = {"field": "y", "type": "quantitative", "title": title, "scale": scale, "axis": {"grid": True}}
     color = _color(series)
     return {
         "data": {"values": data},
@@ -232,7 +233,7 @@ def _positions(
         "type": "quantitative",
         "title": "position in the draft",
         "scale": {"domain": [0.6, ks[-1] + 0.4], "nice": False},
-        "axis": {"values": ks, "format": "d", "grid": False},
+        "axis": {"values": ks, "format": "d", "grid": False, "labelOverlap": False},
     }
     scale = {"domain": [0, 1]}
     y = {"field": "y", "type": "quantitative", "title": axis, "scale": scale, "axis": {"format": "%", "tickCount": 5}}
@@ -370,8 +371,8 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
                 "gridColor": RULE,
                 "domainColor": MUTED,
                 "tickColor": MUTED,
-                "labelFontSize": 11,
-                "titleFontSize": 11,
+                "labelFontSize": 12,
+                "titleFontSize": 12,
                 "titleFontWeight": "normal",
                 "tickCount": 5,
             },
@@ -379,11 +380,11 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
                 "orient": "bottom",
                 "columns": columns,
                 "labelColor": INK,
-                "labelFontSize": 11,
+                "labelFontSize": 12,
                 "labelLimit": 320,
                 "symbolSize": 70,
             },
-            "text": {"fontSize": 11},
+            "text": {"fontSize": 12},
         },
         **spec,
     }

@@ -25,6 +25,7 @@ from outrider.measure.page_parts import (
     skipped_table,
     text,
 )
+from outrider.measure.profile import last_parts
 from outrider.measure.record import MeasureResult
 from outrider.measure.report import GroupRow, Summary
 from outrider.measure.stats import Interval
@@ -90,8 +91,8 @@ def _body(result: MeasureResult, summary: Summary, drawn: tuple[Figure, ...], no
 
 
 def _header(result: MeasureResult) -> str:
-    names = ("target", "precision", "dtype", "device", "path", "traffic")
-    known = [f"{name} {result.settings[name]}" for name in names if isinstance(result.settings.get(name), str)]
+    names = ("traffic", "target", "precision", "device", "path")
+    known = [f"{name} {last_parts(given)}" for name in names if isinstance(given := result.settings.get(name), str)]
     measured = len({record.line for record in result.records})
     parts = [*known, f"{measured} of {result.num_rows} lines measured"]
     return f"<header><h1>Does speculation pay on this traffic?</h1><p>{text(' · '.join(parts))}</p></header>"
@@ -150,7 +151,9 @@ def _arms(summary: Summary) -> str:
     return (
         '<h2>All arms</h2><p class="note">Small figures are 95 % intervals over requests. The best arm of each drafter is '
         "shaded. An arm pays if the whole interval of its speed-up lies above 1, and does not pay if it lies below; "
-        "with the ceiling every draft token would be kept.</p>" + arms_table(summary) + position_table(summary)
+        "the ceiling is the speed-up if every draft token were kept. Drafting is the share of passes that carry drafts.</p>"
+        + arms_table(summary)
+        + position_table(summary)
     )
 
 

@@ -28,6 +28,7 @@ __all__ = [
 
 _CLASSES = {Judgement.PAYS: "pays", Judgement.LOSES: "loses", Judgement.UNSURE: "unsure"}
 _SIGNS = {Judgement.PAYS: "▲", Judgement.LOSES: "▼", Judgement.UNSURE: "?"}
+_WORDS = ("arm", "rate")  # columns to the left; numbers stand to the right
 _MOST_LINES = 12
 _MOST_CHARACTERS = 6000
 
@@ -67,7 +68,9 @@ def _tag(row: GroupRow) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[str], label: str) -> str:
     """A table that scrolls sideways on narrow screens, by keyboard, too."""
-    heads = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
+    heads = "".join(
+        f'<th scope="col"{" class=words" if column in _WORDS else ""}>{text(column)}</th>' for column in columns
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(label)}"><table>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -84,7 +87,7 @@ _ARM_COLUMNS = (
     "accepted length",
     "to break even",
     "acceptance",
-    "passes with drafts",
+    "drafting",
     "requests",
 )
 

@@ -22,7 +22,7 @@ from outrider.files import write_json
 from outrider.measure.record import Arm, Counts, MeasureResult
 from outrider.measure.report import ALL, GroupRow, Summary
 
-__all__ = ["FILE_NAME", "SpeculationProfile", "profiles_of", "read_profile", "write_profile"]
+__all__ = ["FILE_NAME", "SpeculationProfile", "last_parts", "profiles_of", "read_profile", "write_profile"]
 
 FILE_NAME = "speculation_profile.json"
 SCHEMA_VERSION = "1.0"
@@ -106,7 +106,7 @@ def profiles_of(result: MeasureResult, summary: Summary) -> dict[str, Speculatio
 
 
 def _folder(drafter: str, taken: Mapping[str, Any]) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _last_parts(drafter)).strip("-.") or "drafter"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last_parts(drafter)).strip("-.") or "drafter"
     return name if name not in taken else f"{name}-{len(taken) + 1}"
 
 
@@ -116,11 +116,11 @@ def _profile(rows: Sequence[GroupRow], result: MeasureResult, summary: Summary) 
     alike = [row for row in rows if (row.arm.temperature, row.arm.is_tree) == (arm.temperature, arm.is_tree)]
     name = arm.drafter
     return SpeculationProfile(
-        method=_last_parts(name.partition(":")[0]),
+        method=last_parts(name.partition(":")[0]),
         num_speculative_tokens=arm.num_draft_tokens,
         marginal_accept_rates=_marginal(counts, arm),
         mean_accept_length=counts.accepted_length,
-        draft_checkpoint={"name": _last_parts(name), "shape": arm.shape},
+        draft_checkpoint={"name": last_parts(name), "shape": arm.shape},
         target_model=_target(result.settings),
         accept_length_by_k={row.arm.num_draft_tokens: row.counts.accepted_length or 1.0 for row in alike},
         acceptance_length_histogram=_histogram(counts, arm),
@@ -129,8 +129,8 @@ def _profile(rows: Sequence[GroupRow], result: MeasureResult, summary: Summary) 
     )
 
 
-def _last_parts(path: str) -> str:
-    """The last two parts of a path, or a name as it is."""
+def last_parts(path: str) -> str:
+    """The last two parts of a path, or a name as it is: what may be published of it."""
     parts = PurePosixPath(path.replace("\\", "/")).parts
     return "/".join(part for part in parts[-2:] if part != "/")
 
@@ -163,7 +163,7 @@ def _per_category(arm: Arm, summary: Summary) -> dict[str, dict[str, Any]]:
 
 
 def _target(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"name": _last_parts(str(settings.get("target", "")))}
+    found = {"name": last_parts(str(settings.get("target", "")))}
     names = ("fingerprint", "precision", "dtype")
     return found | {name: settings[name] for name in names if isinstance(settings.get(name), str)}
 
@@ -180,7 +180,7 @@ def _conditions(row: GroupRow, result: MeasureResult) -> dict[str, Any]:
     for name in ("traffic", "hardware", "machine", "versions"):
         if name in result.settings:
             given = result.settings[name]
-            values[name] = _last_parts(given) if isinstance(given, str) else given
+            values[name] = last_parts(given) if isinstance(given, str) else given
     return values
 
 

@@ -88,9 +88,11 @@ def read_text(target: Target, text: AnsweredText, layers: Sequence[int] = ()) ->
 def _is_on_policy(
     target: Target, text: AnsweredText, agreement: float | None, agreeing: int, probs: Sequence[float]
 ) -> bool:
+    if text.is_generated:  # rounding may have let it choose otherwise in another batch; it is its own all the same
+        return True
     if agreement is not None:
         return agreement >= MIN_AGREEMENT or agreeing + 1 >= len(text.output)
-    return min(probs) > 0 and (text.is_generated or _says_it_is_ours(target, text))
+    return min(probs) > 0 and _says_it_is_ours(target, text)
 
 
 def _says_it_is_ours(target: Target, text: AnsweredText) -> bool:
