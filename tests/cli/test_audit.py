@@ -82,7 +82,7 @@ def test_the_calibration_audit_of_a_file(run: Run, tiny_gguf: Path, tmp_path: Pa
 def test_the_self_test_prints_a_table(run: Run, tiny_gguf: Path, tmp_path: Path) -> None:
     path, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
     path.write_text('{"id": "x", "prompt": "aaaa"}\n')
-    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", path, "-t", 16, "--tokens", 4000, "-k", 2]
+    flags = ["--target", tiny_gguf, "--dtype", "float32", "-f", path, "-t", 16, "--tokens", 1500, "-k", 2]
     ran = run("audit", "calibration", "--self-test", *flags, "--fault", "greedy-drafts", "--html", page)
     assert ran.status == 0, ran.err + ran.out
     assert "not accused" in ran.out and "caught" in ran.out and "every planted fault" in page.read_text()

@@ -236,7 +236,7 @@ class _LlamaCpp:
             "top_p": params.top_p,
             "min_p": params.min_p,
             "repeat_penalty": params.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(prompt) + params.max_tokens,
             "frequency_penalty": params.frequency_penalty,
             "presence_penalty": params.presence_penalty,
             "logit_bias": [[token, value] for token, value in params.logit_bias.items()],
