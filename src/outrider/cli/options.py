@@ -298,8 +298,9 @@ class Settings:
 
 
 def flags_of(context: typer.Context) -> dict[str, Any]:
-    """The settings among a command's flags that the user really gave."""
-    given = {name: value for name, value in context.params.items() if name in _KNOWN_KEYS and value is not None}
+    """The settings among a command's flags that the user really gave; a repeatable one that was not is empty."""
+    given = {name: value for name, value in context.params.items() if name in _KNOWN_KEYS}
+    given = {name: value for name, value in given.items() if value is not None and value not in ((), [])}
     if context.params.get("prediction") is not None:
         given["prediction"] = prediction_of(context.params)
     constraint = constraint_of(context.params)

@@ -6,6 +6,7 @@ the target's answers, and compared (:mod:`outrider.audit.doctor`).
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ def _signs(num_rows: int, width: int) -> Tensor:
     mixed = (places * 2654435761 + 40503) % 2**32
     mixed = ((mixed ^ (mixed >> 15)) * 668265263) % 2**32
     signs: Tensor = ((mixed >> 16) % 2 * 2 - 1).view(num_rows, width).float()
-    return signs / width**0.5
+    return signs.mul_(math.sqrt(1 / width))
 
 
 def tensor_statistics(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
