@@ -200,7 +200,7 @@ class Recorded(Generic[T]):
 
     def _record(self) -> None:
         """Run twice first, so that everything is compiled and allocated; on a stream of its own, as recording demands."""
-        side = torch.cuda.Stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(2):

@@ -216,7 +216,7 @@ def test_forced_tokens_save_passes() -> None:
     [forced] = decode(ForcedDrafter(), [params], prompts=[[1]])
     assert forced.token_ids == plain.token_ids and json.loads(forced.text) == {"name": "abcdefghijklmnop"}
     assert len(plain.steps) > 15 and len(forced.steps) == 2, "the prompt's pass and one more"
-    assert forced.stats.to_json()["acceptance_rate"] == 1.0
+    assert forced.stats.acceptance_rate == 1.0
     [never] = decode(ForcedDrafter(), [params], prompts=[[1]], num_draft_tokens=0)
     assert len(never.steps) == len(plain.steps), "with 0 draft tokens nothing is drafted, forced or not"
 
