@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.engine.planner import RowCosts
+from outrider.engine.costs import RowCosts
 from outrider.measure.forecast import Judgement, depth_of, forecast, judge, pass_ms, recommend
 from outrider.measure.record import Arm, Counts, PassCosts, RequestRecord
 from outrider.measure.stats import Interval, pool_arms

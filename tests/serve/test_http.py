@@ -258,31 +258,33 @@ def test_refusals_name_the_field(
     assert "Traceback" not in response.text and response.headers["x-request-id"]
 
 
-def test_an_ability_that_the_engine_lacks_is_refused_by_name(scripted: LiveServer) -> None:
+def test_wishes_of_our_own_are_honoured_or_refused_by_name(scripted: LiveServer) -> None:
     fields: dict[str, Any] = {
         "speculation": {"enabled": False},
-        "structured_outputs": {"regex": "a+"},
+        "structured_outputs": {"choice": ["OK"]},
         "prediction": {"type": "content", "content": "OK"},
     }
     for name, value in fields.items():
         response = scripted.post("/v1/chat/completions", {"messages": user("Reply with exactly: OK"), name: value})
-        if name in scripted.service.worker.bridge.abilities:
-            assert response.status_code == 200
-        else:
-            assert response.status_code == 400 and response.json()["error"]["param"] == name
+        assert response.status_code == 200, response.text
+    wrong = {
+        "speculation.drafter": {"speculation": {"drafter": "nobody"}},
+        "structured_outputs": {"structured_outputs": {"regexx": "a"}},
+    }
+    for param, body in wrong.items():
+        response = scripted.post("/v1/chat/completions", {"messages": user("x"), **body})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == param, error
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_calls_can_be_forced_where_the_engine_can_constrain(scripted: LiveServer, choice: Any) -> None:
+def test_calls_can_be_forced(scripted: LiveServer, choice: Any) -> None:
     place = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
     closed = {**place, "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": name, "parameters": closed}} for name in ("weather", "clock")]
     body = {"messages": user("anything"), "tools": tools, "tool_choice": choice, "max_tokens": 150}
     body |= {"temperature": 0, "parallel_tool_calls": False}
     response = scripted.post("/v1/chat/completions", body)
-    if "structured_outputs" not in scripted.service.worker.bridge.abilities:
-        assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
-        return
     said = response.json()["choices"][0]
     [call] = said["message"]["tool_calls"]
     assert call["function"]["name"] in ("weather", "clock") if choice == "required" else ("weather",)

@@ -115,10 +115,6 @@ def test_errors_stop_and_the_other_theme(browser: Any, scripted: LiveServer) -> 
 
 def test_plain_decoding_stands_beside_it(browser: Any, scripted: LiveServer) -> None:
     view, wrong = opened(browser, scripted, width=1280, scheme="light")
-    if "speculation" not in scripted.service.worker.bridge.abilities:
-        assert view.is_disabled("#compare") and "per request" in view.get_attribute("#compare", "title")
-        view.close()
-        return
     view.fill("#prompt", "Tell a long story, please")
     view.fill("#temperature", "0.7")
     view.click("#compare")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.engine.engine import Engine
 from outrider.engine.result import StreamEvent
-from outrider.errors import PromptError
+from outrider.engine.speculation import SpeculationParams
+from outrider.errors import PromptError, SamplingError
 from outrider.sampling.params import SamplingParams
-from outrider.serve.bridge import Bridge, Job, Speculation
+from outrider.serve.bridge import Bridge, Job
 from outrider.serve.errors import ApiError
 from outrider.serve.worker import MOST_FAULTS, Worker
 from tests.serve.support import ScriptedModel
@@ -144,18 +146,22 @@ def test_whoever_leaves_while_waiting_for_the_answer_is_forgotten(worker: Worker
     asyncio.run(leave())
 
 
-def test_abilities_are_those_of_the_engine() -> None:
-    class Able(Engine):
-        def submit(self, prompt: Any, params: Any = None, *, id: Any = None, speculation: Any = None) -> str:
-            self.asked = speculation
-            return super().submit(prompt, params, id=id)
+def test_wishes_reach_the_engine() -> None:
+    seen: list[dict[str, Any]] = []
 
-    able = Able(ScriptedModel())
-    bridge = Bridge(able)
-    assert "speculation" in bridge.abilities
-    wish = Speculation(enabled=False)
-    asked = job("a")
+    class Noted(Engine):
+        def submit(self, prompt: Any, params: Any = None, **wishes: Any) -> str:
+            seen.append({"structured_outputs": params.structured_outputs, **wishes})
+            return super().submit(prompt, params, **wishes)
+
+    bridge, asked = Bridge(Noted(ScriptedModel())), job("a")
     bridge.submit(asked)
-    assert able.asked is None
-    bridge.submit(Job(id="b", prompt=asked.prompt, params=asked.params, scope="x", speculation=wish))
-    assert able.asked.enabled is False and able.asked.num_draft_tokens is None
+    assert seen[0]["speculation"] is None and seen[0]["structured_outputs"] is None and seen[0]["scope"] == asked.scope
+    plain = SpeculationParams(enabled=False)
+    bridge.submit(
+        replace(asked, id="b", scope="x", speculation=plain, structured_outputs={"regex": "a+"}, prediction="OK")
+    )
+    assert seen[1]["speculation"] == plain and seen[1]["structured_outputs"].regex == "a+"
+    assert seen[1]["scope"] == "x" and seen[1]["prediction"] == "OK"
+    with pytest.raises(SamplingError, match="regexx"):
+        bridge.submit(replace(asked, id="c", structured_outputs={"regexx": "a+"}))

@@ -164,7 +164,6 @@ async def _status(request: Request) -> Response:
     return json_response(
         {
             "model": service.model_name,
-            "abilities": sorted(service.worker.bridge.abilities),
             "load": {
                 "running": tally.running,
                 "waiting": tally.waiting,

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import outrider.errors
-from outrider.errors import ConfigError, DataError, OutriderError, PromptError
+from outrider.errors import ConfigError, DataError, DrainingError, OutriderError, PromptError
 
 __all__ = ["ApiError", "api_error", "bad_request", "internal_error"]
 
@@ -26,9 +25,8 @@ _TYPES = {
     500: "server_error",
     503: "server_error",
 }
-_DRAINING: type | tuple[()] = getattr(outrider.errors, "DrainingError", ())
 # Errors of the engine begin with the field they are about: "top_p 2 is not possible; ..."
-_LEADING_FIELD = re.compile(r"([a-z][a-z_]*) ")
+_LEADING_FIELD = re.compile(r"([a-z][a-z_.]*) ")
 
 
 class ApiError(Exception):
@@ -98,7 +96,7 @@ def api_error(error: BaseException) -> ApiError:
     retry_after_s = getattr(error, "retry_after_s", None)
     if isinstance(error, OutriderError) and retry_after_s is not None:
         return ApiError(429, str(error), code="queue_full", retry_after_s=float(retry_after_s))
-    if isinstance(error, _DRAINING):
+    if isinstance(error, DrainingError):
         return ApiError(503, str(error), code="draining", retry_after_s=5)
     if isinstance(error, PromptError):
         return bad_request(str(error), param="prompt", code="invalid_prompt")

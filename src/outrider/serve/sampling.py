@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.engine.speculation import SpeculationParams
 from outrider.errors import SamplingError
 from outrider.sampling.params import SamplingParams
-from outrider.serve.bridge import Speculation
 from outrider.serve.errors import bad_request
 from outrider.serve.protocol import ChatRequest, CompletionRequest, SharedFields
 
@@ -92,12 +92,14 @@ def most_tokens(request: ChatRequest | CompletionRequest, *, room: int, window: 
     return given
 
 
-def speculation_of(request: SharedFields) -> Speculation:
-    """What the request asks of speculation."""
+def speculation_of(request: SharedFields) -> SpeculationParams | None:
+    """What the request asks of speculation; ``None`` leaves it to the server."""
     fields = request.speculation
     if fields is None:
-        return Speculation()
-    return Speculation(enabled=fields.enabled, num_draft_tokens=fields.num_draft_tokens, drafter=fields.drafter)
+        return None
+    return SpeculationParams(
+        enabled=fields.enabled is not False, num_draft_tokens=fields.num_draft_tokens, drafter=fields.drafter
+    )
 
 
 def constraint_of(request: SharedFields) -> Mapping[str, Any] | None:

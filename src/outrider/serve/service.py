@@ -167,7 +167,6 @@ class Service:
             )
             for prompt in prompts
         ]
-        self.worker.bridge.check(jobs[0])
         options = request.stream_options
         context = ReplyContext(
             id=id,
@@ -211,14 +210,11 @@ class Service:
         """The constraint of a ``tool_choice`` that asks for calls, ``None`` where the model decides.
 
         Raises:
-            ApiError: 400, this engine cannot constrain, or the answer is constrained already.
+            ApiError: 400, the answer is constrained already.
         """
         choice = request.tool_choice
         if choice in (None, "none", "auto"):
             return None
-        if "structured_outputs" not in self.worker.bridge.abilities:
-            message = "tool_choice is not possible; allowed: 'auto', 'none' (this server cannot force calls)"
-            raise bad_request(message, param="tool_choice")
         if constraint_of(request) is not None:
             message = "tool_choice asks for calls, so response_format and structured_outputs must be left out"
             raise bad_request(message, param="tool_choice")
