@@ -18,11 +18,13 @@ from outrider.drafters.tree import TreeShape
 from outrider.errors import ConfigError
 from outrider.measure.replay import refusal, shares_lengths
 from outrider.models.llama import LlamaTarget
+from outrider.models.native import NativeTarget
 from outrider.models.table import TableModel
 from outrider.sampling.params import SamplingParams
 from outrider.types import Proposal
 from tests.drafters.heads import CPU, VOCAB, tiny_head, tiny_target
 from tests.engine.support import Scripted, random_trees, table_model
+from tests.engine.test_heads import CONFIG, make_head, make_target
 from tests.measure.helpers import assert_same, decode, questions, replay, text_of
 
 LENGTHS = (1, 2, 5)
@@ -57,6 +59,23 @@ def makers(target: LlamaTarget) -> dict[str, Callable[[], Drafter]]:
 def test_replay_counts_what_decoding_counts(target: LlamaTarget, name: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=11 if temperature else None, max_tokens=20, top_p=0.95)
     assert_same(target, makers(target)[name], questions(3, params, vocab=VOCAB), LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["native bfloat16", "native int8"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_on_the_native_path_every_precision_counts_alike(kind: str, temperature: float) -> None:
+    target = make_target(kind)
+    assert isinstance(target, NativeTarget)
+    head = make_head(target, CONFIG, list(range(0, CONFIG.vocab_size, 2)))
+    placement = Placement(device=CPU, precision=target.placement.precision)
+    params = SamplingParams(temperature=temperature, seed=5 if temperature else None, max_tokens=16)
+    asked = questions(3, params, vocab=CONFIG.vocab_size)
+    for make in (
+        lambda: LMDrafter(target.slice_layers(2), name="slice"),
+        lambda: EagleDrafter(head, placement, context=target.context),
+        lambda: EagleDrafter(head, placement, tree=SHAPE, context=target.context),
+    ):
+        assert_same(target, make, asked, (1, 4))
 
 
 @pytest.mark.parametrize("name", ["ngram", "slice", "head", "head tree"])
