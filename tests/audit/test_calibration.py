@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.audit import pages
+from outrider.audit import calibration, pages
 from outrider.audit.calibration import CalibrationSettings, audit_calibration
 from outrider.audit.calibration_report import CalibrationReport
 from outrider.audit.faults import FAULTS, Fault, fault_named, planted
 from outrider.audit.guesses import Output
 from outrider.audit.selftest import FaultyEngine, self_test
+from outrider.drafters.lm import LMDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError
@@ -220,6 +221,31 @@ def test_reports_are_json_and_pages() -> None:
     assert faulty.verdict == "biased" and faulty.violations and faulty.tokens_to_alarm
     json.dumps(faulty.to_json(), allow_nan=False)
     assert "outside the recomputed support" in pages.calibration_page(faulty)
+
+
+@pytest.mark.real_model
+def test_on_the_real_model_the_sound_engine_passes_and_a_faulty_one_does_not(
+    real_target_f32: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "ANSWERS_A_ROUND", 16)
+    questions = {"a": "Tell me a short story about a fox.", "b": "Why is the sky blue?"}
+    messages = {name: [{"role": "user", "content": text}] for name, text in questions.items()}
+    prompts = {name: real_target_f32.tokenizer.encode_chat(chat) for name, chat in messages.items()}
+    sliced = real_target_f32.slice_layers(20)
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12)
+    for fault, verdict in ((None, "calibrated"), (fault_named("typical-acceptance"), "biased")):
+        report = audit_calibration(
+            real_target_f32,
+            prompts,
+            source=FaultyEngine(
+                engine_source(LMDrafter(sliced, name="slice"), params=params, k=2, target=real_target_f32), fault
+            ),
+            params=params,
+            make_drafter=lambda: LMDrafter(sliced, name="slice"),
+            settings=CalibrationSettings(num_tokens=200 if fault is None else 800),
+        )
+        assert report.verdict == verdict and report.null == "one-sample" and report.control.deviation <= 1e-4
+        assert report.num_outside == 0 or fault is not None
 
 
 def test_the_same_seed_gives_the_same_audit() -> None:
