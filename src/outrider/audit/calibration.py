@@ -37,8 +37,8 @@ from outrider.sampling.params import SamplingParams
 
 __all__ = ["Calibration", "CalibrationSettings", "audit_calibration"]
 
-ANSWERS_A_ROUND = 64
-"""Answers decoded together, then read again; the evidence is looked at after each round."""
+FIRST_ROUND, ANSWERS_A_ROUND = 16, 64
+"""Answers decoded together, then read again; the evidence of one sample is looked at after each round."""
 FEWEST_PAIRS = 20
 """Fewer pairs of answers cannot be exchanged in enough ways to reach a false alarm of 1 in 1000."""
 REPEAT_CHANCE = 1e-9
@@ -182,7 +182,7 @@ class Calibration:
         """Tokens against the recomputed law, until there are enough or the alarm is raised."""
         evidence = new_evidence(len(self._scorer.guess_names), self._settings.alpha)
         outside: list[Outside] = []
-        rounds = self._rounds()
+        rounds = self._rounds(FIRST_ROUND)
         while evidence.num_tokens < self._settings.num_tokens and evidence.alarm_at is None:
             scores = self._score(source.answer(next(rounds)))
             evidence.add(channels_of(scores), len(scores))
@@ -199,7 +199,7 @@ class Calibration:
         names: list[str] = []
         outside: list[list[Outside]] = [[], []]
         num_tokens = num_pairs = 0
-        rounds = self._rounds()
+        rounds = self._rounds(ANSWERS_A_ROUND)
         while num_tokens < self._settings.num_tokens or num_pairs < FEWEST_PAIRS:
             asked = next(rounds)
             arms = []
@@ -220,14 +220,20 @@ class Calibration:
             source, plain, result, list(zip(names, counts, strict=True)), outside, num_tokens
         )
 
-    def _rounds(self) -> Iterator[list[tuple[str, Sequence[int]]]]:
-        """Prompts to answer together, for ever; answers to one prompt stand together, so that it is read once."""
+    def _rounds(self, first: int) -> Iterator[list[tuple[str, Sequence[int]]]]:
+        """Prompts to answer together, for ever; answers to one prompt stand together, so that it is read once.
+
+        Rounds grow from ``first`` answers to ``ANSWERS_A_ROUND``: a gross fault is found early, a sound engine decodes in
+        large batches.
+        """
         prompts = list(self._prompts.items())
-        copies = max(1, ANSWERS_A_ROUND // len(prompts))
+        size, start = first, 0
         while True:
-            for start in range(0, len(prompts), ANSWERS_A_ROUND):
-                part = prompts[start : start + ANSWERS_A_ROUND]
-                yield [prompt for prompt in part for _ in range(copies)]
+            copies = max(1, size // len(prompts))
+            part = [prompts[(start + index) % len(prompts)] for index in range(min(size, len(prompts)))]
+            yield [prompt for prompt in part for _ in range(copies)]
+            start = (start + len(part)) % len(prompts)
+            size = min(2 * size, ANSWERS_A_ROUND)
 
     def _score(self, outputs: Sequence[Output], *, is_counted: bool = True) -> Scores:
         scores = self._scorer.score(outputs)

@@ -107,10 +107,12 @@ class CalibrationReport:
     @property
     def cause(self) -> str:
         """What raised the alarm, in a few words; empty without one."""
-        if self.violations and self.alarm_at is None:
+        if self.verdict not in ("biased", "deviates"):
+            return ""
+        if self.violations and self.alarm_at is None and self.p_value is None:
             return f"{len(self.violations)} tokens outside the support"
         known = [each for each in self.channels if each.z is not None]
-        if not known or self.verdict not in ("biased", "deviates"):
+        if not known:
             return ""
         worst = max(known, key=lambda each: each.evidence if each.evidence is not None else abs(each.z or 0.0))
         return f"{worst.kind}, {worst.stratum} (z {worst.z:+.1f})"
