@@ -25,10 +25,12 @@ from tests.engine.support import VOCAB, Scripted, oracle, random_chains, random_
 
 TOKEN_BYTES = 8
 FIELDS = (
-    SamplingParams(max_tokens=18),
-    SamplingParams(max_tokens=25, frequency_penalty=0.7, presence_penalty=-0.4, logprobs=2),
-    SamplingParams(max_tokens=22, temperature=1.1, seed=11, logprobs=0),
-    SamplingParams(max_tokens=20, temperature=1.4, top_k=4, top_p=0.9, repetition_penalty=1.3, seed=5, n=3),
+    SamplingParams(max_tokens=18, ignore_eos=True),
+    SamplingParams(max_tokens=25, ignore_eos=True, frequency_penalty=0.7, presence_penalty=-0.4, logprobs=2),
+    SamplingParams(max_tokens=22, ignore_eos=True, temperature=1.1, seed=11, logprobs=0),
+    SamplingParams(
+        max_tokens=20, ignore_eos=True, temperature=1.4, top_k=4, top_p=0.9, repetition_penalty=1.3, seed=5, n=3
+    ),
     SamplingParams(max_tokens=15, temperature=1.0),
     SamplingParams(
         max_tokens=30, temperature=1.2, min_tokens=9, stop_token_ids=(5,), seed=3, bad_words_token_ids=[(2, 3)]
@@ -248,7 +250,7 @@ def test_sequences_put_back_in_the_middle_of_speculation_go_on_as_if_nothing_had
     asked = [(prompt, fields) for prompt in (3, 4) for fields in range(len(FIELDS))]
     texts = [[*PROMPTS[prompt], *r.token_ids] for prompt, fields in asked for r in solo(PROMPTS[prompt], fields)]
     drafter = Hoarder(right_trees(lambda sequence: texts[sequence], 3)) if kind == "right" else None
-    engine = engine_of("plain" if drafter else kind, budget_tokens=330, drafter=drafter)
+    engine = engine_of("plain" if drafter else kind, budget_tokens=260, drafter=drafter)
     names = [(engine.submit(list(PROMPTS[prompt]), FIELDS[fields]), prompt, fields) for prompt, fields in asked]
     events = run_out(engine)
     check_answers(names, events, set())
