@@ -145,7 +145,7 @@ class Enumeration:
 
     law: dict[tuple[int, ...], float] = field(default_factory=dict)
     decisions: set[tuple[str, int]] = field(default_factory=set)
-    depths: set[int] = field(default_factory=set)  # behind the first output token
+    depths: dict[int, set[int]] = field(default_factory=dict)  # by output tokens before the step
     num_replaced: int = 0  # times that the head drafted although the text repeats itself
 
 
@@ -169,8 +169,7 @@ def enumerate_world(world: int) -> Enumeration:
             plan, [proposal] = draft(drafter, history.planner, [sequence], "auto")  # type: ignore[list-item]
             plan.calls = []  # clocks of this machine say nothing here
             found.decisions.add((proposal.drafter, len(proposal)))
-            if len(history.output) == 1:
-                found.depths.add(len(proposal))
+            found.depths.setdefault(len(history.output), set()).add(len(proposal))
             has_find = len(sequence.tokens) > 1 and sequence.tokens[-1] == sequence.tokens[-2]
             found.num_replaced += has_find and proposal.drafter == "head"
             steps.append(Step(history, sequence, plan, proposal))
@@ -255,7 +254,7 @@ def test_the_worlds_leave_the_planner_something_to_decide() -> None:
     every = [enumerate_world(world) for world in range(len(WORLDS))]
     decisions = set().union(*(found.decisions for found in every))
     assert {("head", 2), ("copy", 2), ("", 0)} <= decisions
-    assert any(len(found.depths) > 1 for found in every), "depth depends on history"
+    assert any(len(each) > 1 for found in every for each in found.depths.values()), "depth depends on history"
     assert any(found.num_replaced for found in every), "the head may take a find's place"
 
 

@@ -8,7 +8,7 @@ __all__ = ["FIRST_PURSE", "LAPSE", "MOST_PURSE", "TRY_SHARE", "WARM", "Purse", "
 
 TRY_SHARE = 0.012
 """Share of the time that may go into trying drafters that do not pay."""
-FIRST_PURSE, MOST_PURSE = 2.0, 6.0
+FIRST_PURSE, MOST_PURSE = 1.0, 6.0
 """Plain steps' time that the purse holds at first, and at most."""
 LAPSE, WARM = 96, 24
 """Steps without an ask after which a sequence's hidden states are not kept any more, and steps of them that a try needs."""
