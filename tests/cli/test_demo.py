@@ -33,7 +33,9 @@ def test_the_demo_as_json(run: Run, wide_gguf: Path) -> None:
     assert all(pair["measured"] > 0 and pair["predicted"] > 0 for pair in report["prompts"])
 
 
-def test_a_broken_verifier_ends_the_demo_with_1(run: Run, wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_verifier_ends_the_demo_with_1(
+    run: Run, wide_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from outrider.engine import judge
     from outrider.types import Verdict
 
@@ -47,7 +49,9 @@ def test_a_broken_verifier_ends_the_demo_with_1(run: Run, wide_gguf: Path, monke
         ]
 
     monkeypatch.setattr(judge, "verify", keeps_all)
-    flags = ["--target", wide_gguf, "--dtype", "float32", "-t", 12, "--draft", "random"]
+    config = tmp_path / "always.toml"
+    config.write_text('schedule = "fixed"\n')  # the planner would soon see that random drafts do not pay
+    flags = ["--target", wide_gguf, "--dtype", "float32", "-t", 12, "--draft", "random", "--config", config]
     ran = run("demo", "--quick", *flags)
     assert ran.status == 1
     assert (

@@ -50,7 +50,7 @@ def test_json_has_the_promised_names(generate: Run) -> None:
         "tokens_per_pass",
         "per_position",
     } <= set(row["speculation"])
-    assert set(row["timing_ms"]) == {"prefill", "draft", "verify", "other", "total"}
+    assert set(row["timing_ms"]) == {"queue", "first_token", "prefill", "draft", "verify", "other", "total"}
     assert row["settings"]["precision"] == "float32" and row["settings"]["sampling"]["max_tokens"] == 8
     assert "logprobs" not in generate("hello", "--json").rows[0]
 
