@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.audit import calibration, pages
+from outrider.audit import pages
 from outrider.audit.calibration import CalibrationSettings, audit_calibration
 from outrider.audit.calibration_report import CalibrationReport
 from outrider.audit.faults import FAULTS, Fault, fault_named, planted
 from outrider.audit.guesses import Output
 from outrider.audit.selftest import FaultyEngine, self_test
-from outrider.drafters.lm import LMDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.engine.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.models.load import load_target
 from outrider.sampling.params import SamplingParams
 from outrider.types import Proposal
 from tests.audit.support import PARAMS, PROMPTS, drawing_drafter, engine_source, world
@@ -222,27 +220,6 @@ def test_reports_are_json_and_pages() -> None:
     assert faulty.verdict == "biased" and faulty.violations and faulty.tokens_to_alarm
     json.dumps(faulty.to_json(), allow_nan=False)
     assert "outside the recomputed support" in pages.calibration_page(faulty)
-
-
-@pytest.mark.real_model
-def test_the_real_model_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short, to show that nothing in a real model is in the way; long runs are in docs/audit.md."""
-    monkeypatch.setattr(calibration, "FIRST_ROUND", 14)
-    real = load_target("smollm2-135m-instruct", dtype="bfloat16", device="cpu")
-    sliced = real.slice_layers(4)
-    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8)
-    report = audit_calibration(
-        real,
-        {"a": real.tokenizer.encode("Once upon a time, there was") if real.tokenizer else [1]},
-        source=engine_source(LMDrafter(sliced, name="slice"), params=params, k=2, target=real),
-        params=params,
-        make_drafter=lambda: LMDrafter(sliced, name="slice"),
-        settings=CalibrationSettings(num_tokens=100),
-    )
-    is_exact = report.control.deviation == 0
-    assert report.verdict == ("calibrated" if is_exact else "no sign") and report.tokens >= 100
-    assert report.speculation is not None and report.speculation.drafted > 50
-    assert report.num_outside == 0 or not is_exact
 
 
 def test_the_same_seed_gives_the_same_audit() -> None:
