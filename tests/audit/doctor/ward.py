@@ -76,7 +76,7 @@ def train_head(target: LoadedTarget, out: Path) -> Path:
         corpus=Corpus(texts=tuple(texts)),
         out=out,
         config=TrainConfig(
-            num_epochs=260, batch_positions=1000, learning_rate=0.012, unroll=K, evaluate_every=260, save_every_s=1e9
+            num_epochs=230, batch_positions=90, learning_rate=0.01, unroll=K, evaluate_every=10_000, save_every_s=1e9
         ),
         shape=EagleConfig.for_target(SHAPE, draft_vocab_size=150, tap_layers=TAPS),
         start=Start(kind="random"),
