@@ -10,11 +10,13 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from typing import Any
 
 from outrider.cli.options import resolve_settings
 from outrider.cli.session import open_session
+from outrider.drafters.portfolio import members_of
+from outrider.engine.costs import CostTable
 from outrider.engine.engine import Engine
+from outrider.engine.planner import Planner
 from outrider.serve.app import create_app
 from outrider.serve.auth import KeyRing
 from outrider.serve.bridge import Bridge
@@ -33,12 +35,7 @@ class PlannerSwitch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        config = replace(engine.config, schedule="fixed")
-        maker: Any = type(engine.planner)
-        members = getattr(engine, "members", None)
-        costs: Any = engine.planner.costs
-        costs = getattr(costs, "table", costs)
-        fixed = maker(config, costs) if members is None else maker(config, costs, members)
+        fixed = Planner(replace(engine.config, schedule="fixed"), CostTable(), members_of(engine.drafter))
         self._planners = {"adaptive": engine.planner, "fixed": fixed}
 
     def choose(self, schedule: str) -> None:
