@@ -258,7 +258,7 @@ def test_sequences_put_back_in_the_middle_of_speculation_go_on_as_if_nothing_had
     recomputed = [step for result in results for step in result.steps if step.is_recomputed]
     assert len(recomputed) > 2, "hardly anybody was put back: the test is void"
     stats = engine.stats()
-    assert stats.num_preemptions >= len(recomputed) and stats.recomputed_tokens > 40
+    assert stats.num_preemptions >= len(recomputed) and stats.recomputed_tokens > 10
     if kind == "right":
         assert sum(result.stats.accepted for result in results) > 10, "hardly any draft was kept: the test is void"
     assert not isinstance(engine.drafter, Hoarder) or engine.drafter.num_suspended > 2

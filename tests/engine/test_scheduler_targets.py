@@ -76,7 +76,7 @@ def test_a_crowd_in_little_memory_gives_what_each_gives_alone(path: str, kind: s
     engine = engine_of(target, kind, cache_memory_gb=budget / 1e9, prefill_chunk=96, prefill_while_decoding=23)
     got = crowded(engine)
     is_exact = path.startswith("native")
-    if is_exact:  # PyTorch's rows are so coarse that these sequences never need another one
+    if is_exact and kind == "plain":  # the others have memory to spare: what drafters may need is counted generously
         assert engine.stats().num_preemptions > 0, "memory was not scarce: the test is void"
     assert kind == "plain" or sum(result.stats.drafted for result in got) > 100
     for mine, theirs in zip(got, alone, strict=True):
