@@ -75,6 +75,16 @@ BatchSize = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+CacheMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--cache-memory-gb",
+        metavar="GB",
+        help="Most memory for keys and values of all requests and cached prefixes, in 10^9 bytes; past it requests wait.",
+        show_default="half of what is free",
+        rich_help_panel=LIMITS,
+    ),
+]
 MaxWaiting = Annotated[
     int | None,
     typer.Option(
@@ -142,6 +152,7 @@ def serve(
     allowed_host: AllowedHost = None,
     max_waiting: MaxWaiting = None,
     batch_size: BatchSize = None,
+    cache_memory_gb: CacheMemory = None,
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = None,
     max_body: MaxBody = None,

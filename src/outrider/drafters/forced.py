@@ -20,8 +20,10 @@ from outrider.drafters.base import AheadDrafter, Drafter, DraftRequest, TapDraft
 from outrider.sampling.matcher import GrammarMatcher, Path
 from outrider.types import NO_DRAFT, ROOT, Proposal
 
-__all__ = ["MOST_FORCED", "ForcedDrafter", "with_forced"]
+__all__ = ["FORCED", "MOST_FORCED", "ForcedDrafter", "with_forced"]
 
+FORCED = "forced"
+"""Name of proposals that hold nothing but forced tokens: they say nothing about any drafter."""
 MOST_FORCED = 32
 """Forced tokens a step and sequence: certain to be kept, but each is a row of the pass."""
 _ROUNDS = 3
@@ -36,7 +38,7 @@ class ForcedDrafter:
     """
 
     def __init__(self, inner: Drafter | None = None) -> None:
-        self.name = "forced" if inner is None else inner.name
+        self.name = FORCED if inner is None else inner.name
         self.inner = inner
         self.parts = () if inner is None else (inner,)
         self._reads_ahead = _reads_ahead(inner)
@@ -185,7 +187,7 @@ class _Growth:
             tokens=tuple(self.tokens),
             parents=tuple(self.parents),
             draft_probs_NV=None if self.laws is None else torch.stack(self.laws),
-            drafter=drafter if self.num_drafted else "forced",
+            drafter=drafter if self.num_drafted else FORCED,
         )
 
     def _take_drawn(self, proposal: Proposal) -> None:

@@ -55,8 +55,12 @@ def draft(
                 plan.asks[index], proposals[index] = ask, found[index]
     _force_alone(sequences, proposals, verification)
     proposals = planner.prune(plan, sequences, proposals)
-    # Chains are no longer than was asked for, which fits; a tree may have more nodes than its cache has room for.
-    return plan, [p.truncate(s.most_nodes) for s, p in zip(sequences, proposals, strict=True)]
+    return plan, [_fitted(sequence, proposal) for sequence, proposal in zip(sequences, proposals, strict=True)]
+
+
+def _fitted(sequence: LiveSequence, proposal: Proposal) -> Proposal:
+    """Chains are no longer than was asked for, which fits; a tree may have more nodes than its cache has room for."""
+    return proposal.truncate(sequence.most_nodes) if proposal.draft_probs_NV is None else proposal
 
 
 def _force_alone(sequences: Sequence[LiveSequence], proposals: list[Proposal], verification: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from outrider.drafters.base import Drafter, ModelDrafter, TapDrafter
+from outrider.drafters.forced import FORCED
 from outrider.engine.allocation import Bid, Step, best_prefix, share_depths
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
@@ -182,7 +183,7 @@ class Planner:
             self._learn_costs(plan, reports[0])
         asked: dict[str, int] = {}
         for index, (ask, proposal, report) in enumerate(zip(plan.asks, proposals, reports, strict=True)):
-            if ask.depth:
+            if ask.depth and proposal.drafter != FORCED:
                 key, is_try = sequences[index].key, index in plan.tried
                 self.evidence.learn(key, ask.drafter, proposal, report, is_try=is_try)
                 asked[ask.drafter] = asked.get(ask.drafter, 0) + 1
