@@ -48,6 +48,8 @@ ALL = "all"
 """Field name of the rows that pool every request that verdicts may rest on."""
 NOT_JUDGED = "not judged"
 """Field name of the rows for requests that are shown, but decide nothing."""
+FEW_VALUES = 5
+"""Up to so many, a field splits the records even if most of its groups hold one request; else it is an id by another name."""
 MOST_VALUES = 20
 """Fields with more values than this are no groups, but names, unless they are asked for."""
 
@@ -189,7 +191,12 @@ def _fields(records: Sequence[RequestRecord]) -> tuple[list[str], dict[str, str]
         for name, value in record.labels.items():
             values.setdefault(name, set()).add(value)
     values.pop("traffic", None)
-    unsplit = {name: f"{len(found)} values" for name, found in values.items() if len(found) > MOST_VALUES}
+    num_requests = len({record.id for record in records})
+    unsplit = {
+        name: f"{len(found)} values"
+        for name, found in values.items()
+        if len(found) > MOST_VALUES or (len(found) > FEW_VALUES and 2 * len(found) > num_requests)
+    }
     lacking = {name for name in values if any(name not in record.labels for record in records)}
     return [
         name for name, found in values.items() if len(found) + (name in lacking) > 1 and name not in unsplit
