@@ -54,10 +54,9 @@ def test_the_urgent_go_first() -> None:
 
 def test_the_patient_are_not_starved_by_the_urgent() -> None:
     queue = queue_of(ticket(0, priority=1))
-    number, order = 1, []
-    while 0 not in order:
+    order: list[int] = []
+    for number in range(1, PATIENCE + 2):
         queue.push(ticket(number, priority=0))
-        number += 1
         first = queue.peek()
         assert first is not None
         queue.take(first)
