@@ -114,7 +114,7 @@ class OneSeed:
     def answer(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> list[Output]:
         outputs: list[Output] = self._wrapped.answer(prompts)
         first = {output.prompt_id: output for output in reversed(outputs)}
-        return [first[output.prompt_id] for output in outputs]
+        return [replace(first[output.prompt_id], seed=None) for output in outputs]
 
 
 def test_noise_used_twice_voids_the_audit() -> None:

@@ -102,6 +102,9 @@ class Sequence1:
     params: SamplingParams = PARAMS_T1
     speculation: SpeculationParams = DEFAULT_SPECULATION
     seed: int = 0
+    grammar: None = None
+    prediction: tuple[int, ...] = ()
+    most_nodes: int = 1 << 10
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +116,10 @@ class Sequence1:
 
     @property
     def request(self) -> Sequence1:
+        return self
+
+    @property
+    def state(self) -> Sequence1:
         return self
 
     def draft_mode(self, verification: str) -> DraftMode:

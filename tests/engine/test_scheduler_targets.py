@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,3 +108,12 @@ def test_decoding_rows_and_parts_of_prompts_in_one_pass_have_the_same_bits_as_ap
             rows = PackedRows.pack([piece], slots=[slot], starts=[30 + start], device=torch.device("cpu"))
             assert torch.equal(target.forward(rows, apart).logits_RV, logits_RV[first : first + len(piece)])
             first += len(piece)
+
+
+def test_all_choices_go_on_from_the_prompt() -> None:
+    """Greedy choices are copies of one another, and of the only one."""
+    engine = engine_of(make_target("pytorch float32"), "plain")
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    [alone] = engine.generate([PROMPTS[0]], params)
+    choices = engine.generate([PROMPTS[0]], replace(params, n=3))
+    assert [choice.token_ids for choice in choices] == [alone.token_ids] * 3

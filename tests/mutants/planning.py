@@ -134,7 +134,7 @@ PLANNERS = (
     Mutant(
         name="the_idle_are_handed_hidden_states",
         file="engine/step.py",
-        old="    taps = wanted_taps(drafter) if any(listeners) else ()\n",
+        old="    taps = wanted_taps(drafter) if chunks or any(listeners) else ()\n",
         new="    taps = wanted_taps(drafter)\n",
         tests=(f"{TAPS}::test_passes_of_the_long_idle_compute_no_taps",),
         why="whoever does not draft should not pay for drafting",

@@ -99,7 +99,7 @@ SCHEDULERS = (
         file="engine/scheduler.py",
         old="                    self.memory.cache.copy_prefix(first.slot, other.slot, chunk.ticket.num_read)\n",
         new="                    pass\n",
-        tests=("tests/engine/test_identity.py::test_choices_differ_and_are_the_same_for_any_drafter",),
+        tests=("tests/engine/test_scheduler_targets.py::test_all_choices_go_on_from_the_prompt",),
         why="the first choice alone has read the prompt",
     ),
     Mutant(

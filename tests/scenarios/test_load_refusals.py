@@ -118,7 +118,7 @@ def test_b_a_padded_draft_never_proposes_its_tail(run: Run, world: World, tmp_pa
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"][SHAPE.vocab_size :] *= 50
     save_file(tensors, folder / "model.safetensors")
-    ran = run("--draft", folder, "-k", 4)
+    ran = run("--draft", folder, "-k", 4, "--schedule", "fixed")
     assert ran.status == 0
     result = json.loads(ran.out)
     assert result["speculation"]["drafted"] > 0 and max(result["token_ids"]) < SHAPE.vocab_size

@@ -205,8 +205,8 @@ def _noise_reused(sound: Any) -> Any:
 def _length_by_looking(sound: Any) -> Any:
     """Cut every drawn chain before its first unlikely token, after it was drawn."""
 
-    def propose(machinery: Any, sequences: Sequence[Any], budgets: Sequence[int]) -> list[Proposal]:
-        proposals: list[Proposal] = sound(machinery, sequences, budgets)
+    def propose(member: Any, wishes: Sequence[Any]) -> list[Proposal]:
+        proposals: list[Proposal] = sound(member, wishes)
         return [_cut_unlikely(proposal) for proposal in proposals]
 
     return propose
@@ -292,7 +292,7 @@ FAULTS = (
     Fault(
         name="length-looks-ahead",
         what="a chain ends before its first drawn token that is unlikely",
-        seam=("outrider.engine.step", "_propose"),
+        seam=("outrider.engine.drafting", "_with_forced"),
         make=_length_by_looking,
     ),
     Fault(
