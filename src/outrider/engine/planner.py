@@ -154,7 +154,7 @@ class Planner:
             if proposal.scores is not None and len(proposal) and not self._is_fixed:
                 probs[index] = self.evidence.probs(sequence.key, ask.drafter, proposal)
             elif len(proposal):
-                gains[index] = min(self.evidence.worth(sequence.key, ask.drafter, proposal), float(ask.depth))
+                gains[index] = self._gain(sequence, ask, proposal)
                 rows += len(proposal)
         step = self._step(plan, rows=rows, tokens=len(proposals) + sum(gains), more=sum(map(len, probs.values())))
         nodes = sorted((-prob, index, node) for index, each in probs.items() for node, prob in enumerate(each))
@@ -168,6 +168,12 @@ class Planner:
             proposal.only(sorted(chosen[index])) if index in chosen else proposal
             for index, proposal in enumerate(proposals)
         ]
+
+    def _gain(self, sequence: Plannable, ask: Ask, proposal: Proposal) -> float:
+        """Tokens expected of a proposal without estimates; what a grammar forces is certain to be kept."""
+        if proposal.drafter == FORCED:
+            return float(len(proposal))
+        return min(self.evidence.worth(sequence.key, ask.drafter, proposal), float(ask.depth))
 
     def learn(
         self,
