@@ -39,6 +39,8 @@ RESULT = Path(__file__).parent / "results" / "scenarios.json"
 DRAFTERS = ("ngram", "suffix", "slice:10", "random")
 """A lookup, a suffix tree, a slice of the target itself, and a model that knows nothing."""
 TREE = "slice:10:depth=4,width=4,num_nodes=12"
+LAWS = ("top_k 2", "top_p 0.9", "no cut")
+"""How S2 cuts the law that it draws from."""
 OPEN_CHAT = [{"role": "user", "content": "Write the first sentences of a story about the sea."}]
 _TOLERANCES = {"pytorch": 1e-4}
 """Logit gap below which a difference is a tie, by path; the native ones are allowed none."""
@@ -69,7 +71,7 @@ class Setup:
     num_tokens: int = 80
     num_repeats: int = 5
     num_stop_strings: int = 5
-    laws: Sequence[str] = ("top_k 2", "top_p 0.9", "no cut")
+    laws: Sequence[str] = LAWS
 
     def engine(self, drafter: str = "none", *, k: int = 8, **settings: Any) -> Engine:
         """A fresh engine with a fixed draft length and no reuse of prefixes."""
@@ -384,6 +386,9 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", help="precision of the target (default float32)")
     parser.add_argument("--calls", type=int, default=4000, help="calls an arm of S2 (default 4000)")
     parser.add_argument("--seeded-calls", type=int, default=400, help="calls of S2 with a seed (default 400)")
+    parser.add_argument(
+        "--laws", nargs="*", default=list(LAWS), choices=LAWS, help="cuts of S2 (default: all; none: seeds only)"
+    )
     parser.add_argument("--max-tokens", type=int, default=96, help="output tokens of S1 (default 96)")
     parser.add_argument("--small", action="store_true", help="a tenth of the size: minutes instead of an hour")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -395,6 +400,7 @@ def main() -> int:
         drafters=args.drafters,
         num_calls=args.calls,
         num_seeded_calls=args.seeded_calls,
+        laws=args.laws,
         max_tokens=args.max_tokens,
     )
     if args.small:
@@ -409,15 +415,17 @@ def main() -> int:
             seen, verdict = {"error": str(error)}, "failed"
         seconds = round(time.perf_counter() - began, 1)
         entry = {"verdict": verdict, "seconds": seconds, "drafters": list(args.drafters), "run": run, "seen": seen}
-        _record(args.output, ", ".join((name, args.dtype, *_subset(args.drafters))), entry)
+        _record(args.output, ", ".join((name, args.dtype, *_subset(name, args))), entry)
         failed += verdict == "failed"
         print(f"{name} {verdict} in {seconds} s", flush=True)
     return int(failed > 0)
 
 
-def _subset(drafters: Sequence[str]) -> list[str]:
-    """What an entry of only some drafters is called, so that it stands beside those of others."""
-    return [] if tuple(drafters) == DRAFTERS else [" ".join(drafters)]
+def _subset(name: str, args: argparse.Namespace) -> list[str]:
+    """What an entry of only some drafters or laws is called, so that it stands beside those of others."""
+    drafters = [] if tuple(args.drafters) == DRAFTERS else [" ".join(args.drafters)]
+    laws = [] if name != "S2" or tuple(args.laws) == LAWS else [" ".join(args.laws) or "seeds"]
+    return drafters + laws
 
 
 def _record(path: Path, name: str, entry: dict[str, Any]) -> None:
