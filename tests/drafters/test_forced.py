@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outrider.drafters.base import AheadDrafter, DraftRequest, TapDrafter
-from outrider.drafters.forced import MOST_FORCED, ForcedDrafter, with_forced
+from outrider.drafters.base import AheadDrafter, DraftRequest
+from outrider.drafters.forced import MOST_FORCED, ForcedDrafter
 from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.sampling.constraint import StructuredOutputs
@@ -151,24 +151,6 @@ def test_requests_keep_their_own_grammar_and_order() -> None:
     inner.start(0, [A])
     proposals = ForcedDrafter(inner).propose(requests)
     assert [proposal.tokens for proposal in proposals] == [(A, B, C), (D, D, D, D), (D, C, B), (D, D)]
-
-
-def test_the_wrapper_is_as_transparent_as_what_it_wraps() -> None:
-    class Taps(Scripted):
-        taps = (1, 2)
-
-        def absorb(self, sequence: int, start: int, taps_RD: torch.Tensor) -> None:
-            self.absorbed = (sequence, start)
-
-    assert with_forced(None) is None
-    plain = with_forced(NGramDrafter())
-    assert plain is not None and plain.name == "ngram" and not isinstance(plain, TapDrafter)
-    assert with_forced(plain) is plain
-    inner = Taps(chain(A))
-    wrapped = with_forced(inner)
-    assert isinstance(wrapped, TapDrafter) and wrapped.taps == (1, 2)
-    wrapped.absorb(3, 4, torch.zeros(1, 1))
-    assert inner.absorbed == (3, 4)
 
 
 @pytest.mark.parametrize("make", [NGramDrafter, SuffixDrafter, lambda: SuffixDrafter(rule="paper", factor=8.0)])

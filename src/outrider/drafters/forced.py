@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import AheadDrafter, Drafter, DraftRequest, TapDrafter
+from outrider.drafters.base import AheadDrafter, Drafter, DraftRequest
 from outrider.sampling.matcher import GrammarMatcher, Path
 from outrider.types import NO_DRAFT, ROOT, Proposal
 
-__all__ = ["FORCED", "MOST_FORCED", "ForcedDrafter", "with_forced"]
+__all__ = ["FORCED", "MOST_FORCED", "ForcedDrafter"]
 
 FORCED = "forced"
 """Name of proposals that hold nothing but forced tokens: they say nothing about any drafter."""
@@ -98,26 +98,6 @@ class ForcedDrafter:
         if self.inner is None or not wishes:
             return []
         return list(zip(wishes, self.inner.propose(list(wishes.values())), strict=True))
-
-
-class _ForcedTapDrafter(ForcedDrafter):
-    """The same around a drafter that reads the target's hidden states."""
-
-    def __init__(self, inner: Drafter, reader: TapDrafter) -> None:
-        super().__init__(inner)
-        self._reader = reader
-        self.taps = reader.taps
-
-    def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
-        """Hand on hidden states."""
-        self._reader.absorb(sequence, start, taps_RD)
-
-
-def with_forced(drafter: Drafter | None) -> Drafter | None:
-    """The drafter with forced tokens added; ``None``, plain decoding, stays ``None``."""
-    if drafter is None or isinstance(drafter, ForcedDrafter):
-        return drafter
-    return _ForcedTapDrafter(drafter, drafter) if isinstance(drafter, TapDrafter) else ForcedDrafter(drafter)
 
 
 @dataclass(slots=True)

@@ -70,6 +70,8 @@ def _force_alone(sequences: Sequence[LiveSequence], proposals: list[Proposal], v
         for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True))
         if sequence.request.grammar is not None and sequence.speculation.enabled and not len(proposal)
     ]
+    if not mine:
+        return
     wishes = [_draft_request(sequences[index], NO_ASK, verification) for index in mine]
     for index, proposal in zip(mine, ForcedDrafter().propose(wishes), strict=True):
         proposals[index] = proposal
