@@ -190,7 +190,7 @@ def test_drafts_in_the_engine_equal_those_from_scratch(
 ) -> None:
     drafter = Checked(target, head, tree=tree)
     got = decode(target, drafter, PROMPTS, params, prefill_chunk=16)
-    assert drafter.num_checked >= 15
+    assert drafter.num_checked >= 8  # an unseeded request may end early, or keep many drafts a step
     if params.is_greedy or params.seed is not None:
         assert got == decode(target, None, PROMPTS, params)
 
