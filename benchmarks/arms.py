@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,7 @@ class Settings:
         pairs: pairs or repeats of every section; ``None`` for each section's own number.
         limit: prompts of each group; ``None`` for all.
         seed: keys sampled requests, bootstrap and order of the arms.
+        drafts: what the section ``drafts`` compares: drafter specs, each with its own most draft tokens behind an @.
     """
 
     model: str = MODEL
@@ -54,11 +55,13 @@ class Settings:
     pairs: int | None = None
     limit: int | None = None
     seed: int = 0
+    drafts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; the path of the traffic folder says nothing and is left out (its content is pinned)."""
         names = ("model", "backend", "tokens", "num_draft_tokens", "full", "pairs", "limit", "seed")
-        return {name: getattr(self, name) for name in names}
+        drafts = {"drafts": list(self.drafts)} if self.drafts else {}
+        return {name: getattr(self, name) for name in names} | drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +127,12 @@ class Bench:
         return [mixed[index % len(mixed)] for index in range(count)]
 
     def engine(self, precision: str, drafter: str = "none", *, schedule: str = "adaptive", batch: int = 1) -> Engine:
-        """A new engine: no memory of earlier requests, no prefixes kept."""
+        """A new engine: no memory of earlier requests, no prefixes kept. ``suffix@16`` drafts up to 16 tokens a step."""
         target = self.target(precision)
+        drafter, _, most = drafter.rpartition("@") if "@" in drafter else (drafter, "", self.settings.num_draft_tokens)
         config = EngineConfig.from_dict(
             {
-                "num_draft_tokens": self.settings.num_draft_tokens,
+                "num_draft_tokens": int(most),
                 "schedule": schedule,
                 "max_batch_size": batch,
                 "num_cached_prefixes": 0,
@@ -184,6 +188,14 @@ class Comparison:
     def tokens_per_pass(self, arm: str) -> float:
         """Committed over passes, pooled."""
         return sum(run.decoded for run in self.runs[arm]) / max(1, sum(run.passes for run in self.runs[arm]))
+
+    def part(self, prompts: Collection[str]) -> Comparison:
+        """The runs on these prompts only."""
+        chosen = [index for index, id in enumerate(self.prompts) if id in prompts]
+        return Comparison(
+            prompts=[self.prompts[index] for index in chosen],
+            runs={arm: [runs[index] for index in chosen] for arm, runs in self.runs.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Raw values, so that every summary can be computed again."""

@@ -1,7 +1,7 @@
 """Speed and memory of the engine on one model, one claim a section, arms paired and interleaved in one run.
 
-Sections: transformers, passes, copy, spec_bench, prose, int8, batch, start. The result file is whole after every section;
-a run that was cut off goes on with ``--resume FILE``.
+Sections: transformers, passes, copy, spec_bench, prose, int8, batch, start, and drafts with ``--drafts``. The result file
+is whole after every section; a run that was cut off goes on with ``--resume FILE``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         pairs=args.pairs,
         limit=args.limit,
         seed=args.seed,
+        drafts=tuple(args.drafts),
     )
     head: dict[str, Any] = {
         "kind": "engine_speed",
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     try:
         result = _result_file(args, head)
-        _measure(Bench(settings), args.only or list(SECTIONS), result)
+        _measure(Bench(settings), args.only or _usual(settings), result)
     except (OutriderError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,6 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     print_table(result.bars(), title=f"engine speed, {settings.model}, {settings.tokens} new tokens")
     print(f"result: {result.path}")
     return 0
+
+
+def _usual(settings: Settings) -> list[str]:
+    """All sections; without drafts to compare, the one that compares them has nothing to do."""
+    return [name for name in SECTIONS if name != "drafts" or settings.drafts]
 
 
 def _measure(bench: Bench, names: list[str], result: ResultFile) -> None:
@@ -85,6 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("auto", "native", "pytorch"), default="auto", help="who runs the passes")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens a request")
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="most draft tokens a step")
+    parser.add_argument(
+        "--drafts",
+        nargs="+",
+        default=[],
+        metavar="DRAFTER@K",
+        help="for the section drafts: drafters with their most draft tokens a step, as suffix@8 HEAD@4 "
+        "merged:HEAD:num_nodes=9@9",
+    )
     parser.add_argument("--full", action="store_true", help="all 480 Spec-Bench prompts instead of the subset of 30")
     parser.add_argument("--pairs", type=int, help="pairs (rounds, repeats) of every section instead of its own number")
     parser.add_argument(

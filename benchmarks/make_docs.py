@@ -1,8 +1,9 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
-NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``profile``, ``roofline``,
-``parts``, ``perplexity``, ``peers`` or ``peers_8`` (eight streams). Numbers in documents are never typed by hand:
-``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check`` says whether they are up to date.
+NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
+suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers`` or ``peers_8`` (eight streams).
+Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
+says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -120,6 +121,43 @@ def table_of_tasks(result: dict[str, Any]) -> str:
     )
 
 
+def table_of_drafts(result: dict[str, Any]) -> str:
+    """Tokens a pass and speed-up of each arm of the section ``drafts`` by task, then over all, one table a precision."""
+    parts = []
+    for precision, arms in _section(result, "drafts")["summary"].items():
+        tasks = list(next(iter(arms.values())))
+        rows = [(precision, *tasks, "tokens/s", "equal outputs")]
+        for arm, each in arms.items():
+            cells = [
+                f"{each[task]['tokens_per_pass']:.2f}, {each[task]['speed_up']['value']:.2f}x" for task in tasks[:-1]
+            ]
+            ratio = each["all"]["speed_up"]
+            interval = "" if arm == "none" else f" ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            whole = f"{each['all']['tokens_per_pass']:.2f}, {ratio['value']:.2f}x{interval}"
+            speed = f"{each['all']['tokens_per_s']:.0f}"
+            rows.append((arm, *cells, whole, speed, each["all"]["outputs_equal_to_plain"]))
+        parts.append(_markdown(rows))
+    return "\n".join(parts) + provenance_line(result)
+
+
+def table_of_acceptance(result: dict[str, Any]) -> str:
+    """Accepted length and tokens a pass of each drafter by category, then acceptance by position over all prompts."""
+    measurements = result["measurements"]
+    categories = list(measurements[0]["categories"])
+    rows = [("drafter", *categories)]
+    positions = [("drafter", *(f"draft {depth}" for depth in range(1, 9)))]
+    for each in measurements:
+        found = [each["categories"][name] for name in categories]
+        rows.append(
+            (each["drafter"], *(f"{one['accepted_length']:.2f} ({one['tokens_per_pass']:.2f})" for one in found))
+        )
+        rates = [f"{one['accepted'] / one['reached']:.2f}" for one in found[-1]["per_position"][:8] if one["reached"]]
+        positions.append((each["drafter"], *rates, *[""] * (8 - len(rates))))
+    counts = ", ".join(f"{name} {count}" for name, count in measurements[0]["prompts"].items())
+    note = f"\nAccepted length (tokens a pass in brackets) by task; prompts: {counts}. Then kept of reached, by position.\n\n"
+    return _markdown(rows) + note + _markdown(positions) + provenance_line(result)
+
+
 def table_of_profile(result: dict[str, Any]) -> str:
     """Milliseconds and share of each part of a step."""
     profiles = result["profiles"]
@@ -217,6 +255,8 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "passes": ("engine_speed", table_of_passes),
     "drafters": ("engine_speed", table_of_drafters),
     "spec_bench_tasks": ("spec_bench_480", table_of_tasks),
+    "drafts": ("drafts", table_of_drafts),
+    "acceptance": ("acceptance", table_of_acceptance),
     "profile": ("profile_step", table_of_profile),
     "roofline": ("native_pass", table_of_roofline),
     "parts": ("native_pass", table_of_parts),

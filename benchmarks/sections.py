@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.arms import Bench, Comparison, Run, TransformersArm, compare_engines, progress_bar, run_engine
+from benchmarks.drafts import section_drafts
 from benchmarks.passes import ROW_COUNTS, time_passes
 from benchmarks.provenance import ROOT
 from benchmarks.report import Bar, Section
@@ -174,11 +175,7 @@ def _by_category(bench: Bench, comparison: Comparison, drafters: Sequence[str], 
     category_of = {row.id: row.category for row, _ in bench.prompts("spec_bench", full=full)}
     table: dict[str, Any] = {}
     for category in dict.fromkeys(category_of.values()):
-        chosen = [index for index, id in enumerate(comparison.prompts) if category_of[id] == category]
-        part = Comparison(
-            prompts=[comparison.prompts[index] for index in chosen],
-            runs={arm: [runs[index] for index in chosen] for arm, runs in comparison.runs.items()},
-        )
+        part = comparison.part([id for id in comparison.prompts if category_of[id] == category])
         table[category] = {
             drafter: {
                 "tokens_per_pass": round(part.tokens_per_pass(drafter), 3),
@@ -343,4 +340,5 @@ SECTIONS: dict[str, Callable[[Bench], Section]] = {
     "int8": section_int8,
     "batch": section_batch,
     "start": section_start,
+    "drafts": section_drafts,
 }

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from outrider.device import Placement, Precision
 from outrider.drafters import shipped
-from outrider.drafters.build import make_drafter
+from outrider.drafters.build import make_drafter, resolve_draft
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_folder import save_head
 from outrider.drafters.lm import LMDrafter
@@ -288,6 +288,32 @@ def test_heads_that_came_along_have_names(head_folder: Path, monkeypatch: pytest
     assert isinstance(make_drafter("merged:my head", tiny_target()), MergedDrafter)
     with pytest.raises(ModelNotFound, match=r"one that came along \(my head\)"):
         make_drafter("merged:mine", tiny_target())
+
+
+def test_auto_is_what_won_on_the_card_of_a_head_that_came_along(
+    head_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target()
+    monkeypatch.setattr(shipped, "HEAD_FOLDERS", (head_folder.parent,))
+    config = head_folder / "config.json"
+    known = json.loads(config.read_text())
+    fingerprint = target.spec.fingerprint
+    for card, expected in (
+        ({"target_fingerprint": fingerprint}, "suffix"),
+        ({"target_fingerprint": "another", "acceptance": {shipped.FASTEST: "merged:{}:num_nodes=9"}}, "suffix"),
+        ({"target_fingerprint": fingerprint, "acceptance": {shipped.FASTEST: "{}"}}, "my head"),
+        (
+            {"target_fingerprint": fingerprint, "acceptance": {shipped.FASTEST: "merged:{}:num_nodes=9"}},
+            "merged:my head:num_nodes=9",
+        ),
+    ):
+        config.write_text(json.dumps({**known, **card}))
+        assert resolve_draft("auto", target) == expected
+        assert resolve_draft("ngram", target) == "ngram"
+    made = make_drafter("auto", target)
+    assert isinstance(made, MergedDrafter) and made.shape.num_nodes == 9
+    monkeypatch.setattr(shipped, "HEAD_FOLDERS", ())
+    assert isinstance(make_drafter("auto", target), SuffixDrafter)
 
 
 def test_wrong_uses_of_heads_are_refused(head_folder: Path, tmp_path: Path) -> None:

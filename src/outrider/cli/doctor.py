@@ -166,6 +166,7 @@ def _read(file: Path, limit: int, *, chat: bool) -> Inputs:
 
 def _case(model: LoadedTarget, settings: Settings, inputs: Inputs | None, *, raw: bool) -> Case:
     from outrider.audit.doctor.case import Case
+    from outrider.drafters.build import resolve_draft
 
     if model.tokenizer is None:
         raise ConfigError("this target has no tokenizer, and requests are text")
@@ -176,7 +177,7 @@ def _case(model: LoadedTarget, settings: Settings, inputs: Inputs | None, *, raw
         as_chats = {"as chats": chats} if len(chats) == len(inputs.rows) else {}
     return Case(
         target=model,
-        draft=settings.draft,
+        draft=resolve_draft(settings.draft, model),
         prompts=_prompts(model, inputs),
         params=settings.sampling,
         num_draft_tokens=settings.engine.num_draft_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.inputs import Row
@@ -59,10 +59,11 @@ def load_model(settings: Settings) -> LoadedTarget:
 
 def open_session(settings: Settings) -> Session:
     """Load target and drafter and build the engine."""
-    from outrider.drafters.build import make_drafter
+    from outrider.drafters.build import make_drafter, resolve_draft
     from outrider.engine.engine import Engine
 
     target = load_model(settings)
+    settings = replace(settings, draft=resolve_draft(settings.draft, target))
     drafter = make_drafter(settings.draft, target, offline=settings.offline)
     engine = Engine(target, drafter=drafter, config=settings.engine)
     return Session(settings=settings, target=target, engine=engine)

@@ -8,6 +8,7 @@
 ``self``            the target itself in int8
 ``slice:8``         the target's first eight layers with its LM head
 ``merged:HEAD``     a head's candidates and suffix decoding in one tree; options as for a head
+``auto``            what was fastest for this target on the card of a head that came along (``heads/``), else ``suffix``
 ``auto:A,B``        two or more of the others; for each sequence and step the planner asks one of them (docs/planner.md).
                     Options of a member follow it: ``auto:suffix,HEAD:min_prob=0.2``
 ``random``          a small model that knows nothing: what a useless drafter costs
@@ -45,7 +46,7 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.portfolio import portfolio_of
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.preload import read_answers
-from outrider.drafters.shipped import head_path, shipped_heads
+from outrider.drafters.shipped import best_draft, head_path, shipped_heads
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.tree import TreeShape
 from outrider.drafters.vocab import check_vocabulary
@@ -56,7 +57,7 @@ from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_target
 from outrider.models.native import NativeTarget
 
-__all__ = ["DRAFTERS", "make_drafter", "parse_spec"]
+__all__ = ["DRAFTERS", "make_drafter", "parse_spec", "resolve_draft"]
 
 DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "auto", "random", "forced", "prediction")
 """Names that are not models."""
@@ -91,6 +92,7 @@ def make_drafter(
         ModelError: a draft model that cannot be loaded, or whose tokens are not the target's.
         DataError: a file of past answers that cannot be read.
     """
+    spec = resolve_draft(spec, target)
     if spec.partition(":")[0] == "auto":
         made = [make_drafter(each, target, dtype=dtype, tree=tree, offline=offline) for each in _members(spec)]
         return portfolio_of([member for member in made if member is not None], name=spec)
@@ -117,6 +119,11 @@ def make_drafter(
     shape = _tree_shape(spec, options, tree)
     model = _draft_model(name, target, dtype=chosen, offline=offline)
     return LMDrafter(model, name=name, tree=shape, vocab_size=target.spec.vocab_size)
+
+
+def resolve_draft(spec: str, target: LoadedTarget) -> str:
+    """The drafter that ``auto`` stands for with this target; any other name as it is."""
+    return best_draft(target) if spec == "auto" else spec
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:

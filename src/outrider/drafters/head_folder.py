@@ -40,7 +40,9 @@ __all__ = [
     "is_head_folder",
     "load_head",
     "read_head",
+    "read_info",
     "refuse_foreign_head",
+    "save_card",
     "save_head",
 ]
 
@@ -164,13 +166,18 @@ def save_head(
         assert head.embedding is not None
         tensors[EMBEDDING] = _stored(head.embedding, dtype)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values()), "a head that is not ready to be saved"
-    config = {"kind": KIND, "version": 1, "head": head.config.to_json(), **asdict(info)}
     folder.mkdir(parents=True, exist_ok=True)
     shape = {_SHAPE_KEY: json.dumps(head.config.to_json())}
     replace_file(folder / _WEIGHTS, lambda path: save_file(tensors, path, metadata=shape))
+    save_card(folder, head.config, info)
+
+
+def save_card(folder: Path, shape: EagleConfig, info: HeadInfo) -> None:
+    """Write a head's ``config.json`` and README anew; its weights, which must lie there, stay."""
+    config = {"kind": KIND, "version": 1, "head": shape.to_json(), **asdict(info)}
     text = json.dumps(config, indent=2) + "\n"
     replace_file(folder / _CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
-    page = readme(folder.name, head.config, config, sum(t.nbytes for t in tensors.values()))
+    page = readme(folder.name, shape, config, (folder / _WEIGHTS).stat().st_size)
     replace_file(folder / _README, lambda path: path.write_text(page, encoding="utf-8"))
 
 
@@ -205,6 +212,15 @@ def read_head(folder: str | Path) -> LoadedHead:
     folder = Path(folder).expanduser()
     config, info = _read_config(folder / _CONFIG)
     return LoadedHead(head=_read_weights(folder / _WEIGHTS, config), info=info, folder=folder)
+
+
+def read_info(folder: str | Path) -> HeadInfo:
+    """What a head's folder says of it; no weights are read.
+
+    Raises:
+        ModelNotFound, WeightsError, UnsupportedModel: as :func:`load_head`.
+    """
+    return _read_config(Path(folder).expanduser() / _CONFIG)[1]
 
 
 def check_target(config: EagleConfig, spec: TargetShape, where: str) -> None:

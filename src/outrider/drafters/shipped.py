@@ -1,16 +1,22 @@
-"""Heads that come with the package, known by their names: in a clone under ``heads/``, in a wheel inside the package."""
+"""Heads that come with the package, known by their names: in a clone under ``heads/``, in a wheel inside the package.
+
+A head's card may say which way of drafting with it was fastest when it was measured: that is what ``auto`` means.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.drafters.head_folder import is_head_folder
+from outrider.drafters.head_folder import HeadTarget, is_head_folder, read_info
 
-__all__ = ["HEAD_FOLDERS", "head_path", "shipped_heads"]
+__all__ = ["FASTEST", "HEAD_FOLDERS", "best_draft", "head_path", "shipped_heads"]
 
 _PACKAGE = Path(__file__).parents[1]
 HEAD_FOLDERS = (_PACKAGE / "heads", _PACKAGE.parents[1] / "heads")
 """Where heads lie: a wheel puts them into the package; a clone keeps them beside ``src``."""
+FASTEST = "fastest"
+"""Key of a card's acceptance: the drafter that won, ``{}`` standing for the head, as ``merged:{}:num_nodes=9``."""
+_WITHOUT_HEAD = "suffix"
 
 
 def shipped_heads() -> dict[str, Path]:
@@ -24,3 +30,12 @@ def head_path(name: str) -> Path | None:
     if is_head_folder(name):
         return Path(name).expanduser()
     return shipped_heads().get(name) if "/" not in name else None
+
+
+def best_draft(target: HeadTarget) -> str:
+    """What ``auto`` stands for: the winner on the card of a head that came along for this very target, or ``suffix``."""
+    for name, path in shipped_heads().items():
+        info = read_info(path)
+        if info.target_fingerprint == target.spec.fingerprint:
+            return str(info.acceptance.get(FASTEST, _WITHOUT_HEAD)).replace("{}", name)
+    return _WITHOUT_HEAD
