@@ -140,7 +140,7 @@ void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit)
 // Joins the partial results of all heads of a row: [attended] float32.
 void join_row(const Work& w, int row, float* state, float* y) {
     const int state_width = w.width + PART_EXTRA;
-    const int num_parts = w.num_parts == 1 ? 1 : w.places[row].last / CHUNK + 1;
+    const int num_parts = parts_of_row(w.places[row]);
     for (int h = 0; h < w.model->num_heads; h++, y += w.width) {
         const float* part = part_of(w, row, h, 0);
         state[w.width + 1] = 0.0f;

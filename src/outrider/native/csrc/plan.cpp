@@ -2,8 +2,15 @@
 
 #include <algorithm>
 
+namespace {
+
+constexpr int32_t NO_END = 1 << 30;
+
+}  // namespace
+
 // A chain is one path. A tree becomes one path per leaf; a row that lies on several is attended to along the first, the
-// keys and values it sees are the same on all. Of nodes that are cached already only the places matter.
+// keys and values it sees are the same on all. Of nodes that are cached already only the places matter. What all rows of a
+// tree see of the text before it is read once, not once a leaf: whole chunks of it are a path of their own, the trunk.
 
 void Plan::build(const OutriderModel& model, const OutriderPass& pass, int num_threads) {
     places.assign(pass.num_rows, RowPlace{});
@@ -13,7 +20,7 @@ void Plan::build(const OutriderModel& model, const OutriderPass& pass, int num_t
     size_t needed = 0;
     for (int i = 0; i < pass.num_segments; i++) {
         const size_t rows = pass.segments[i].num_rows, nodes = rows + pass.segments[i].num_cached_nodes;
-        needed += pass.segments[i].parents ? rows * (nodes + 1) : rows;
+        needed += pass.segments[i].parents ? rows * (nodes + 2) : rows;
     }
     numbers_.reserve(needed);
     for (int i = 0; i < pass.num_segments; i++) {
@@ -27,15 +34,28 @@ void Plan::add_chain(const OutriderSegment& segment) {
     const int32_t* rows = numbers_.data() + numbers_.size();
     for (int i = 0; i < segment.num_rows; i++) {
         numbers_.push_back(segment.start + i);
-        places[segment.start + i] = {segment.cache, segment.capacity, segment.base + i, segment.base + i};
+        places[segment.start + i] = {segment.cache, segment.capacity, segment.base + i, segment.base + i, NO_END};
     }
-    paths.push_back({segment.cache, segment.capacity, segment.base, nullptr, 0, rows, segment.num_rows});
+    paths.push_back({segment.cache, segment.capacity, segment.base, nullptr, 0, rows, segment.num_rows, 0, NO_END});
+}
+
+void Plan::add_trunk(const OutriderSegment& segment, size_t first_path) {
+    const int32_t trunk = segment.base / CHUNK;
+    if (trunk == 0 || paths.size() - first_path < 2) return;
+    for (size_t i = first_path; i < paths.size(); i++) paths[i].first_chunk = trunk;
+    const int32_t* rows = numbers_.data() + numbers_.size();
+    for (int i = 0; i < segment.num_rows; i++) {
+        numbers_.push_back(segment.start + i);
+        places[segment.start + i].trunk = trunk;
+    }
+    paths.push_back({segment.cache, segment.capacity, segment.base, nullptr, 0, rows, segment.num_rows, 0, trunk});
 }
 
 void Plan::add_tree(const OutriderSegment& segment) {
     const int num_cached = segment.num_cached_nodes, count = num_cached + segment.num_rows;
     std::vector<int32_t> depth(count, 0);
     std::vector<char> is_parent(count, 0), is_taken(count, 0);
+    const size_t first_path = paths.size();
     for (int i = 0; i < count; i++) {
         const int parent = segment.parents[i];
         if (parent >= 0) {
@@ -44,7 +64,7 @@ void Plan::add_tree(const OutriderSegment& segment) {
         }
         if (i >= num_cached)
             places[segment.start + i - num_cached] = {segment.cache, segment.capacity, segment.base + i,
-                                                      segment.base + depth[i]};
+                                                      segment.base + depth[i], NO_END};
     }
     for (int leaf = num_cached; leaf < count; leaf++) {
         if (is_parent[leaf]) continue;
@@ -65,8 +85,9 @@ void Plan::add_tree(const OutriderSegment& segment) {
             taken++;
         }
         paths.push_back({segment.cache, segment.capacity, segment.base, in_place ? nullptr : begin, (int32_t)nodes.size(),
-                         rows, taken});
+                         rows, taken, 0, NO_END});
     }
+    add_trunk(segment, first_path);
 }
 
 namespace {
@@ -87,18 +108,22 @@ void Plan::cut_units(const OutriderModel& model, int num_threads) {
     for (const RowPlace& place : places) most_chunks = std::max(most_chunks, place.last / CHUNK + 1);
     for (const Path& path : paths) tiles += (path.num_rows * members + ROW_TILE - 1) / ROW_TILE;
     const bool split = most_chunks > 1 && is_worth_splitting(tiles * model.num_kv_heads, num_threads);
-    num_parts = split ? most_chunks : 1;
+    num_parts = 1;
+    for (RowPlace& place : places) {
+        if (split) place.trunk = 1;
+        num_parts = std::max(num_parts, parts_of_row(place));
+    }
     for (const Path& path : paths)
         for (int first = 0; first < path.num_rows * members; first += ROW_TILE) {
             const int count = std::min(ROW_TILE, path.num_rows * members - first);
             int furthest = 0;
             for (int row = first / members; row <= (first + count - 1) / members; row++)
                 furthest = std::max(furthest, places[path.rows[row]].last);
-            const int chunks = furthest / CHUNK + 1;
+            const int end = std::min(furthest / CHUNK + 1, path.end_chunk), trunk = split ? 1 : path.first_chunk;
             for (int group = 0; group < model.num_kv_heads; group++) {
-                if (!split) units.push_back({&path, group, first, count, 0, chunks, 0});
-                for (int chunk = 0; split && chunk < chunks; chunk++)
-                    units.push_back({&path, group, first, count, chunk, chunk + 1, chunk});
+                if (trunk == 0) units.push_back({&path, group, first, count, 0, end, 0});
+                for (int chunk = path.first_chunk; trunk > 0 && chunk < end; chunk++)
+                    units.push_back({&path, group, first, count, chunk, chunk + 1, chunk < trunk ? 0 : chunk - trunk + 1});
             }
         }
 }

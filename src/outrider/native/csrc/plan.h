@@ -1,6 +1,7 @@
 // What a pass attends to: worked out once, used by every layer.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "work.h"
@@ -19,5 +20,6 @@ struct Plan {
 
     void add_chain(const OutriderSegment& segment);
     void add_tree(const OutriderSegment& segment);
+    void add_trunk(const OutriderSegment& segment, std::size_t first_path);
     void cut_units(const OutriderModel& model, int num_threads);
 };

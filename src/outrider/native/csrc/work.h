@@ -19,7 +19,14 @@ struct RowPlace {
     int64_t capacity;
     int32_t place;  // where its key and value are written
     int32_t last;   // the last position it sees, itself
+    int32_t trunk;  // chunks, from the first on, whose results are joined already in the row's part 0
 };
+
+// Partial results of a row: its trunk, then each further chunk.
+static inline int parts_of_row(const RowPlace& place) {
+    const int chunks = place.last / CHUNK + 1;
+    return chunks <= place.trunk ? 1 : chunks - place.trunk + 1;
+}
 
 // Rows of one sequence that lie on one path from root to leaf. `nodes[i]` is the row (inside the segment) that stands at
 // position base + i of that path; null when that is row i itself, as in a chain: then the cache is read where it lies.
@@ -31,6 +38,8 @@ struct Path {
     int32_t num_nodes;
     const int32_t* rows;  // packed rows that are attended to along this path
     int32_t num_rows;
+    int32_t first_chunk;  // chunks before it are attended to on another path, the trunk of the tree
+    int32_t end_chunk;
 };
 
 // What one thread attends to at a time: up to 16 query rows of one kv head over chunks [first_chunk, end_chunk).
