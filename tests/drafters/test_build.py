@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from outrider.device import Placement, Precision
 from outrider.drafters import shipped
+from outrider.drafters.base import MOST_DRAFTS
 from outrider.drafters.build import make_drafter, resolve_draft
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_folder import save_head
@@ -22,6 +23,7 @@ from outrider.drafters.ngram import NGramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.tree import TreeShape
 from outrider.drafters.vocab import check_vocabulary
+from outrider.engine.config import MAX_DRAFT_TOKENS
 from outrider.errors import ConfigError, DataError, ModelNotFound, VocabularyMismatch
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
@@ -314,6 +316,10 @@ def test_auto_is_what_won_on_the_card_of_a_head_that_came_along(
     assert isinstance(made, MergedDrafter) and made.shape.num_nodes == 9
     monkeypatch.setattr(shipped, "HEAD_FOLDERS", ())
     assert isinstance(make_drafter("auto", target), SuffixDrafter)
+
+
+def test_drafters_reserve_for_the_longest_chain_that_an_engine_asks_for() -> None:
+    assert MOST_DRAFTS == MAX_DRAFT_TOKENS
 
 
 def test_wrong_uses_of_heads_are_refused(head_folder: Path, tmp_path: Path) -> None:

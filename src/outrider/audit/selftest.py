@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.audit.calibration import CalibrationSettings, audit_calibration
-from outrider.audit.calibration_report import SelfTestReport, SelfTestRow
+from outrider.audit.calibration_report import CalibrationReport, SelfTestReport, SelfTestRow
 from outrider.audit.control import FLOAT32_CAP
 from outrider.audit.faults import FAULTS, Fault, planted
 from outrider.audit.guesses import Output
@@ -73,8 +73,7 @@ def self_test(
     say = on_progress or (lambda line: None)
     rows: list[SelfTestRow] = []
     name = make_drafter().name
-    plans = _plans(faults)
-    for fault, fields in plans:
+    for fault, fields in _plans(faults):
         asked = replace(params, **fields)  # type: ignore[arg-type]
         title = fault.name if fault else "none"
         source = EngineSource(
@@ -93,33 +92,37 @@ def self_test(
             settings=replace(settings, null="one-sample"),
             on_progress=lambda line, title=title: say(f"{title}: {line}"),  # type: ignore[misc]
         )
-        if report.control.deviation > FLOAT32_CAP:
-            raise ConfigError(
-                f"rounding moves this target's logits by {report.control.deviation:.1e} between batch shapes, and the self-test "
-                "needs the exact law; give --dtype float32, or --backend native on a CPU"
-            )
-        if source.speculation.drafted == 0:
-            raise ConfigError(f"drafter {name} drafted nothing; give one that draws from a law of its own: slice:8")
-        is_caught = report.verdict in ("biased", "deviates")
-        rows.append(
-            SelfTestRow(
-                fault=title,
-                what=fault.what if fault else "the engine as it is",
-                is_caught=is_caught,
-                tokens=report.tokens_to_alarm or report.tokens,
-                cause=report.cause,
-                sampling=_describe(asked),
-            )
-        )
-    spec = target.spec
+        _refuse_what_proves_nothing(report, source, name)
+        rows.append(_row_of(fault, report, asked))
     return SelfTestReport(
-        target=spec.name,
-        fingerprint=spec.fingerprint,
-        precision=spec.precision,
-        path=spec.path,
+        target=target.spec.name,
+        fingerprint=target.spec.fingerprint,
+        precision=target.spec.precision,
+        path=target.spec.path,
         drafter=name,
         num_draft_tokens=config.num_draft_tokens,
         rows=tuple(rows),
+    )
+
+
+def _refuse_what_proves_nothing(report: CalibrationReport, source: EngineSource, drafter: str) -> None:
+    if report.control.deviation > FLOAT32_CAP:
+        raise ConfigError(
+            f"rounding moves this target's logits by {report.control.deviation:.1e} between batch shapes, and the self-test "
+            "needs the exact law; give --dtype float32, or --backend native on a CPU"
+        )
+    if source.speculation.drafted == 0:
+        raise ConfigError(f"drafter {drafter} drafted nothing; give one that draws from a law of its own: slice:8")
+
+
+def _row_of(fault: Fault | None, report: CalibrationReport, asked: SamplingParams) -> SelfTestRow:
+    return SelfTestRow(
+        fault=fault.name if fault else "none",
+        what=fault.what if fault else "the engine as it is",
+        is_caught=report.verdict in ("biased", "deviates"),
+        tokens=report.tokens_to_alarm or report.tokens,
+        cause=report.cause,
+        sampling=_describe(asked),
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.drafters.choice import DraftVocabulary
 
 __all__ = [
+    "MOST_DRAFTS",
     "AheadDrafter",
     "CompositeDrafter",
     "DraftRequest",
@@ -33,6 +34,9 @@ __all__ = [
     "TapDrafter",
     "parts_of",
 ]
+
+MOST_DRAFTS = 128
+"""Longest chain that an engine may ask for (``outrider.engine.config.MAX_DRAFT_TOKENS``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

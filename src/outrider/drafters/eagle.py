@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.device import Placement
-from outrider.drafters.base import DraftRequest
+from outrider.drafters.base import MOST_DRAFTS, DraftRequest
 from outrider.drafters.choice import DraftVocabulary, choose_tokens, largest_probs, tree_law
 from outrider.drafters.constrain import open_drafts
 from outrider.drafters.eagle_head import EagleHead
@@ -37,10 +37,6 @@ __all__ = ["EagleDrafter"]
 
 MAX_CHAIN = 1 << 20
 """No engine asks for more."""
-
-
-MOST_DRAFTS = 128
-"""Longest chain that an engine may ask for."""
 
 
 class EagleDrafter:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DraftRequest
+from outrider.drafters.base import MOST_DRAFTS, DraftRequest
 from outrider.drafters.choice import DraftVocabulary, choose_tokens, tree_law
 from outrider.drafters.constrain import open_drafts
 from outrider.drafters.reader import DraftReader
@@ -26,10 +26,6 @@ from outrider.models.base import Target
 from outrider.types import NO_DRAFT, Proposal
 
 __all__ = ["LMDrafter"]
-
-
-MOST_DRAFTS = 128
-"""Longest chain that an engine may ask for."""
 
 
 class LMDrafter:
