@@ -51,7 +51,7 @@ def random_batch(head: EagleHead) -> TrainBatch:
 def reference_logits(head: EagleHead, batch: TrainBatch) -> list[Tensor]:
     """Logits of every step at the query rows, text by text through the module itself."""
     pieces: list[list[Tensor]] = [[] for _ in range(NUM_STEPS)]
-    taps = batch.taps_RD.split([num_keys for num_keys, _ in batch.plan_texts])
+    taps = batch.taps_RD[: batch.num_keys].split([num_keys for num_keys, _ in batch.plan_texts])
     for text, taps_SD, (num_keys, queries) in zip(TEXTS, taps, batch.plan_texts, strict=True):
         attend = UnrolledAttention(torch.ones(1, num_keys, num_keys, dtype=torch.bool).tril())
         hidden = head.fuse(taps_SD[None])
@@ -85,8 +85,9 @@ def test_lean_unroll_is_the_module(shape: str) -> None:
     outputs, weights = UnrolledHead(head, dtype=torch.float64)(batch, NUM_STEPS)
     logits = outputs @ weights.T
     for step, expected in enumerate(reference_logits(head, batch)):
-        live = batch.is_live_NQ[step]
-        torch.testing.assert_close(logits[step][live], expected[live], rtol=1e-4, atol=1e-5)  # its softmax is float32
+        live = batch.is_live_NQ[step, : batch.num_queries]
+        own = logits[step, : batch.num_queries]
+        torch.testing.assert_close(own[live], expected[live], rtol=1e-4, atol=1e-5)  # its softmax is float32
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -95,7 +96,7 @@ def test_gradients_of_the_whole_are_autograds(shape: str) -> None:
     batch = random_batch(head)
     laws = dense_laws(batch.law_ids_QK, batch.law_probs_QK, head.config.draft_vocab_size)
     laws = torch.cat((laws, laws.new_zeros(NUM_STEPS, laws.shape[1])))
-    live = batch.is_live_NQ.double()
+    live = batch.is_live_NQ[:, : batch.num_queries].double()
     outputs, weights = UnrolledHead(head, dtype=torch.float64)(batch, NUM_STEPS)
     steps, queries = batch.is_live_NQ.nonzero(as_tuple=True)
     rows = batch.law_ids_QK[queries + steps], batch.law_probs_QK[queries + steps]

@@ -102,9 +102,11 @@ def forced_agreement(unrolled: UnrolledHead, batch: TrainBatch, num_steps: int) 
     agrees_Q = torch.ones(num_queries, dtype=torch.bool)
     shares: list[float] = []
     for step in range(num_steps):
-        best_Q = torch.cat([(piece @ head_UD.T).argmax(dim=-1) for piece in torch.split(hidden_NQD[step], 1024)])
+        best_Q = torch.cat(
+            [(piece @ head_UD.T).argmax(dim=-1) for piece in torch.split(hidden_NQD[step, :num_queries], 1024)]
+        )
         later_Q = torch.cat((says_Q[step:], says_Q.new_full((step,), -1)))
-        agrees_Q &= (best_Q == later_Q) & batch.is_live_NQ[step]
+        agrees_Q &= (best_Q == later_Q) & batch.is_live_NQ[step, :num_queries]
         live = int(batch.is_live_NQ[step].sum())
         shares.append(int(agrees_Q.sum()) / max(live, 1))
     return shares

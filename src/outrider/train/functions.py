@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["AttentionPlan", "PlanSegment", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
+__all__ = ["AttentionPlan", "PlanSegment", "padded", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
+
+QUERY_PAD, KEY_PAD, OWN_PAD = 32, 64, 8
+"""Sizes of a text's products, and its queries' own later keys, are multiples of these."""
 
 
 def unit_norm(x_RD: Tensor, eps: float) -> Tensor:
@@ -80,7 +84,11 @@ class _Rotate(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSegment:
-    """One packed text: its keys ``[first_key, past_key)``, its queries, and the additive mask ``[queries, keys]``."""
+    """One packed text: its keys ``[first_key, past_key)``, its queries, and the additive mask of both padded.
+
+    Products run over the padded ranges (``mask.shape``), which reach into the next text: its keys are masked, its queries'
+    shares are set to zero, and what comes out for either is dropped.
+    """
 
     first_key: int
     past_key: int
@@ -98,10 +106,24 @@ class PlanSegment:
         """Its rows among all queries."""
         return slice(self.first_query, self.past_query)
 
+    @property
+    def wide_keys(self) -> slice:
+        """The padded range."""
+        return slice(self.first_key, self.first_key + self.mask.shape[1])
+
+    @property
+    def wide_queries(self) -> slice:
+        """The padded range."""
+        return slice(self.first_query, self.first_query + self.mask.shape[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """Which query sees which step-0 key, text by text. Made once a batch, used by every layer and unroll step."""
+    """Which query sees which step-0 key, text by text. Made once a batch, used by every layer and unroll step.
+
+    Texts are padded to few different sizes. The library behind matrix products prepares each shape that it has not seen,
+    which takes several times as long as the product itself.
+    """
 
     segments: tuple[PlanSegment, ...]
 
@@ -112,8 +134,8 @@ class AttentionPlan:
         first_key = first_query = 0
         for num_keys, indexes in texts:
             at = torch.tensor(indexes, dtype=torch.int64).unsqueeze(1)
-            mask = torch.zeros(len(indexes), num_keys, dtype=dtype)
-            mask.masked_fill_(torch.arange(num_keys) > at, -torch.inf)
+            mask = torch.zeros(padded(len(indexes), QUERY_PAD), padded(num_keys, KEY_PAD), dtype=dtype)
+            mask[: len(indexes)].masked_fill_(torch.arange(mask.shape[1]) > at, -torch.inf)
             segments.append(
                 PlanSegment(
                     first_key=first_key,
@@ -158,24 +180,25 @@ class _UnrolledAttention(torch.autograd.Function):
     def forward(
         ctx: Any, plan: AttentionPlan, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, *own: Tensor
     ) -> Tensor:
-        members = queries_QHC.shape[1] // keys_RGC.shape[1]
+        members, num_queries = queries_QHC.shape[1] // keys_RGC.shape[1], queries_QHC.shape[0]
         queries_HQC = _by_head(queries_QHC).mul_(queries_QHC.shape[-1] ** -0.5)
         keys_HRC, values_HRC = _repeated(keys_RGC, members), _repeated(values_RGC, members)
         own_keys, own_values = own[0::2], own[1::2]
-        columns_HQJ = None
-        if own:
-            columns_HQJ = torch.stack([_own_products(queries_HQC, keys) for keys in own_keys], dim=-1)
-        out_HQC = torch.empty_like(queries_HQC)
+        columns_HQJ = queries_HQC.new_full((*queries_HQC.shape[:2], padded(len(own_keys), OWN_PAD)), -torch.inf)
+        for index, keys in enumerate(own_keys):
+            columns_HQJ[:, :num_queries, index] = _own_products(queries_HQC[:, :num_queries], keys)
+        out_HQC = queries_HQC.new_zeros((queries_HQC.shape[0], num_queries, queries_HQC.shape[2]))
+        own_shares_HQJ = queries_HQC.new_zeros((queries_HQC.shape[0], num_queries, len(own_keys)))
         shares: list[Tensor] = []
         for each in plan.segments:
-            at, seen = each.queries, each.keys
+            at, seen = each.wide_queries, each.wide_keys
+            count, width = each.past_query - each.first_query, each.mask.shape[1]
             scores = torch.baddbmm(each.mask, queries_HQC[:, at], keys_HRC[:, seen].transpose(1, 2))
-            if columns_HQJ is not None:
-                scores = torch.cat((scores, columns_HQJ[:, at]), dim=-1)
-            share = torch.softmax(scores, dim=-1)
-            out_HQC[:, at] = torch.bmm(share[..., : each.past_key - each.first_key], values_HRC[:, seen])
+            share = torch.softmax(torch.cat((scores, columns_HQJ[:, at]), dim=-1), dim=-1)
+            share[:, count:] = 0
+            out_HQC[:, each.queries] = torch.bmm(share[..., :width], values_HRC[:, seen])[:, :count]
+            own_shares_HQJ[:, each.queries] = share[:, :count, width : width + len(own_keys)]
             shares.append(share)
-        own_shares_HQJ = torch.cat([share[..., share.shape[-1] - len(own_keys) :] for share in shares], dim=1)
         for index, values in enumerate(own_values):
             _grouped(out_HQC, values).addcmul_(_column(own_shares_HQJ, index, values), _one_of_group(values))
         ctx.plan, ctx.shares, ctx.members = plan, shares, members
@@ -185,19 +208,22 @@ class _UnrolledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own = ctx.saved_tensors
-        members = ctx.members
+        num_queries, num_keys = out_HQC.shape[1], keys_HRC.shape[1] - KEY_PAD
         slope_HQC = _by_head(slopes[0])
-        common_HQ1 = (slope_HQC * out_HQC).sum(dim=-1, keepdim=True)
-        query_grad_HQC = torch.empty_like(queries_HQC)
-        key_grad_HRC, value_grad_HRC = torch.empty_like(keys_HRC), torch.empty_like(values_HRC)
+        common_HQ1 = F.pad((slope_HQC[:, :num_queries] * out_HQC).sum(dim=-1, keepdim=True), (0, 0, 0, QUERY_PAD))
+        query_grad_HQC = torch.zeros_like(out_HQC)
+        key_grad_HRC, value_grad_HRC = (x.new_zeros((x.shape[0], num_keys, x.shape[2])) for x in (keys_HRC, values_HRC))
         for each, share in zip(ctx.plan.segments, ctx.shares, strict=True):
-            at, seen = each.queries, each.keys
-            share0 = share[..., : each.past_key - each.first_key]
-            value_grad_HRC[:, seen] = torch.bmm(share0.transpose(1, 2), slope_HQC[:, at])
+            at, seen = each.wide_queries, each.wide_keys
+            count, length = each.past_query - each.first_query, each.past_key - each.first_key
+            share0 = share[..., : each.mask.shape[1]]
+            value_grad_HRC[:, each.keys] = torch.bmm(share0.transpose(1, 2), slope_HQC[:, at])[:, :length]
             pull = torch.bmm(slope_HQC[:, at], values_HRC[:, seen].transpose(1, 2))
             pull.sub_(common_HQ1[:, at]).mul_(share0)
-            query_grad_HQC[:, at] = torch.bmm(pull, keys_HRC[:, seen])
-            key_grad_HRC[:, seen] = torch.bmm(pull.transpose(1, 2), queries_HQC[:, at])
+            query_grad_HQC[:, each.queries] = torch.bmm(pull, keys_HRC[:, seen])[:, :count]
+            key_grad_HRC[:, each.keys] = torch.bmm(pull.transpose(1, 2), queries_HQC[:, at])[:, :length]
+        slope_HQC, queries_HQC = slope_HQC[:, :num_queries], queries_HQC[:, :num_queries]
+        common_HQ1 = common_HQ1[:, :num_queries]
         own_grads: list[Tensor] = []
         for index, (keys, values) in enumerate(zip(own[0::2], own[1::2], strict=True)):
             share_GMQ1 = _column(own_shares_HQJ, index, values)
@@ -207,18 +233,23 @@ class _UnrolledAttention(torch.autograd.Function):
             own_grads.append((pull_GMQ1 * _grouped(queries_HQC, keys)).sum(dim=1).transpose(0, 1))
             own_grads.append((share_GMQ1 * _grouped(slope_HQC, values)).sum(dim=1).transpose(0, 1))
         query_grad_HQC.mul_(slopes[0].shape[-1] ** -0.5)
-        key_grad, value_grad = (_summed(grad, members) for grad in (key_grad_HRC, value_grad_HRC))
+        key_grad, value_grad = (_summed(grad, ctx.members) for grad in (key_grad_HRC, value_grad_HRC))
         return None, query_grad_HQC.transpose(0, 1), key_grad, value_grad, *own_grads
 
 
+def padded(count: int, multiple: int) -> int:
+    """``count``, rounded up."""
+    return -(-count // multiple) * multiple
+
+
 def _by_head(x_QHC: Tensor) -> Tensor:
-    """``[H, Q, C]``, a copy."""
-    return x_QHC.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    """``[H, Q + QUERY_PAD, C]``, a copy with zeros behind it."""
+    return F.pad(x_QHC.transpose(0, 1), (0, 0, 0, QUERY_PAD))
 
 
 def _repeated(x_RGC: Tensor, members: int) -> Tensor:
-    """``[H, R, C]``: each key head once for every query head that reads it."""
-    return x_RGC.transpose(0, 1).repeat_interleave(members, dim=0)
+    """``[H, R + KEY_PAD, C]``: each key head once for every query head that reads it, zeros behind."""
+    return F.pad(x_RGC.transpose(0, 1), (0, 0, 0, KEY_PAD)).repeat_interleave(members, dim=0)
 
 
 def _summed(x_HRC: Tensor, members: int) -> Tensor:

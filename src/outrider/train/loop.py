@@ -150,7 +150,7 @@ class Trainer:
         steps_R, queries_R = batch.is_live_NQ.nonzero(as_tuple=True)
         laws = batch.law_ids_QK[queries_R + steps_R], batch.law_probs_QK[queries_R + steps_R]
         weights_R = self._weights_N[steps_R] / batch.num_queries
-        hidden_RD = take_rows(hidden_NQD.flatten(0, 1), steps_R * batch.num_queries + queries_R)
+        hidden_RD = take_rows(hidden_NQD.flatten(0, 1), steps_R * hidden_NQD.shape[1] + queries_R)
         total, losses_R = lean_loss(hidden_RD, head_UD, laws, weights_R, name=self.config.loss)
         rows_NQ = torch.zeros(batch.is_live_NQ.shape)
         rows_NQ[batch.is_live_NQ] = losses_R
@@ -178,12 +178,12 @@ class Trainer:
 
     def _blame(self, batch: TrainBatch, rows_NR: Tensor) -> DataError:
         for index, id in enumerate(batch.ids):
-            own_Q = batch.text_of_Q == index
             first = sum(num_keys for num_keys, _ in batch.plan_texts[:index])
             taps = batch.taps_RD[first : first + batch.plan_texts[index][0]]
             if not bool(taps.isfinite().all()):
                 return DataError(f"row {id!r}: the target's hidden states are not finite; leave the row out")
-            if not bool(rows_NR[:, own_Q].isfinite().all()):
+        for index, id in enumerate(batch.ids):
+            if not bool(rows_NR[:, batch.text_of_Q == index].isfinite().all()):
                 return DataError(f"row {id!r}: its loss is not finite at update {self.update + 1}; {_WAY_OUT}")
         ids = ", ".join(batch.ids[:5])
         return DataError(f"the gradient of update {self.update + 1} (rows {ids}) is not finite; {_WAY_OUT}")

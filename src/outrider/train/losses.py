@@ -28,12 +28,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["LOSSES", "LossName", "dense_laws", "lean_loss", "row_losses", "step_weights"]
 
 LossName = Literal["ce", "kl", "tv", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
+ROW_PAD = 256
 _SHARPNESS = 3.0
 _TINY = 1e-30
 
@@ -105,12 +107,18 @@ class _LeanLoss(torch.autograd.Function):
         piece: int,
     ) -> tuple[Tensor, Tensor]:
         num_rows = hidden_RD.shape[0]
+        # Few different counts of rows: the products of a count that has not been seen must be prepared first.
+        hidden_RD, law_ids_RK, law_probs_RK, weights_R = (
+            F.pad(x, (0,) * (2 * x.dim() - 1) + (-num_rows % ROW_PAD,))
+            for x in (hidden_RD, law_ids_RK, law_probs_RK, weights_R)
+        )
         losses_R, hidden_grad_RD = torch.empty_like(weights_R), torch.empty_like(hidden_RD)
         head_grad_UD, narrow_UD = torch.zeros_like(head_UD), head_UD.to(hidden_RD.dtype)
         # Pieces of one size: products with a few rows left over would cost nearly as much as whole ones.
-        num_pieces = max(1, round(num_rows / piece))
+        blocks = len(weights_R) // ROW_PAD
+        num_pieces = max(1, min(blocks, round(len(weights_R) / piece)))
         for index in range(num_pieces):
-            rows = slice(num_rows * index // num_pieces, num_rows * (index + 1) // num_pieces)
+            rows = slice(blocks * index // num_pieces * ROW_PAD, blocks * (index + 1) // num_pieces * ROW_PAD)
             logits_RU = hidden_RD[rows] @ narrow_UD.T
             slopes_RU = torch.softmax(logits_RU, dim=-1)
             laws = law_ids_RK[rows], law_probs_RK[rows]
@@ -118,9 +126,10 @@ class _LeanLoss(torch.autograd.Function):
             scales_R1 = (scales_R * weights_R[rows]).to(hidden_RD.dtype).unsqueeze(1)
             hidden_grad_RD[rows] = (slopes_RU @ narrow_UD).mul_(scales_R1)
             head_grad_UD += slopes_RU.T @ (hidden_RD[rows] * scales_R1)
-        ctx.gradients = (hidden_grad_RD, head_grad_UD)
+        ctx.gradients = (hidden_grad_RD[:num_rows], head_grad_UD)
+        losses_R = losses_R[:num_rows].clone()
         ctx.mark_non_differentiable(losses_R)
-        return (losses_R * weights_R).sum(), losses_R
+        return (losses_R * weights_R[:num_rows]).sum(), losses_R
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.train.corpus import Text
 
 __all__ = ["TextRows", "TextStates", "TrainBatch", "pack_batch", "rows_of"]
+
+ROW_PAD, QUERY_PAD = 128, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,14 @@ class TextStates:
 class TrainBatch:
     """Packed texts, ready for the head.
 
+    Rows and queries are padded to few different counts, for the reason that :class:`outrider.train.functions.AttentionPlan`
+    gives; padding belongs to no text, is read by no query and has no loss.
+
     Attributes:
         ids: of the texts.
         taps_RD: taps of all key indexes, concatenated, ``[R, A * D]``.
         next_tokens_R: the token behind each index. positions_R: its position in its text.
-        query_rows_Q: packed row of each query. text_of_Q: which text it belongs to.
+        query_rows_Q: packed row of each query. text_of_Q: which text it belongs to, -1 for padding.
         read_tokens_NQ: token read at step n. is_live_NQ: whether step n predicts a trained token of the same answer.
         law_ids_QK, law_probs_QK: the law that step 0 of each query is held to, sparse (:mod:`outrider.train.losses`).
         plan_texts, all_texts: for each text its number of keys and its query indexes (all of them).
@@ -88,13 +94,13 @@ class TrainBatch:
 
     @property
     def num_queries(self) -> int:
-        """Q: loss-masked positions."""
-        return len(self.query_rows_Q)
+        """Loss-masked positions."""
+        return sum(len(queries) for _, queries in self.plan_texts)
 
     @property
     def num_keys(self) -> int:
-        """R: positions processed."""
-        return len(self.positions_R)
+        """Positions processed."""
+        return sum(num_keys for num_keys, _ in self.plan_texts)
 
 
 def pack_batch(texts: Sequence[Text], states: Sequence[TextStates], *, num_steps: int) -> TrainBatch:
@@ -107,31 +113,29 @@ def pack_batch(texts: Sequence[Text], states: Sequence[TextStates], *, num_steps
     """
     rows = [rows_of(text) for text in texts]
     starts = [sum(row.num_keys for row in rows[:index]) for index in range(len(rows))]
-    read = torch.tensor(
-        [
-            [
-                text.tokens[min(query + 1 + step, len(text.tokens) - 1)]
-                for text, row in zip(texts, rows, strict=True)
-                for query in row.queries
-            ]
-            for step in range(num_steps)
-        ],
-        dtype=torch.int64,
-    )
+    pairs = list(zip(texts, rows, strict=True))
+    read = [
+        [text.tokens[min(query + 1 + step, len(text.tokens) - 1)] for text, row in pairs for query in row.queries]
+        for step in range(num_steps)
+    ]
     left = torch.tensor([count for row in rows for count in row.num_steps])
+    owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.queries) for row in rows]))
+    num_keys = sum(row.num_keys for row in rows)
+    more_queries = -len(owners) % QUERY_PAD
+    more_rows = more_queries + -(num_keys + more_queries) % ROW_PAD
+    at = [start + query for start, row in zip(starts, rows, strict=True) for query in row.queries]
     return TrainBatch(
         ids=tuple(text.id for text in texts),
-        taps_RD=torch.cat([state.taps_SD for state in states]),
-        next_tokens_R=torch.tensor(
-            [t for text, row in zip(texts, rows, strict=True) for t in text.tokens[1 : row.num_keys + 1]]
+        taps_RD=F.pad(torch.cat([state.taps_SD for state in states]), (0, 0, 0, more_rows)),
+        next_tokens_R=F.pad(
+            torch.tensor([t for text, row in pairs for t in text.tokens[1 : row.num_keys + 1]]), (0, more_rows)
         ),
-        positions_R=torch.cat([torch.arange(row.num_keys) for row in rows]),
-        query_rows_Q=torch.tensor(
-            [start + query for start, row in zip(starts, rows, strict=True) for query in row.queries]
-        ),
-        text_of_Q=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.queries) for row in rows])),
-        read_tokens_NQ=read,
-        is_live_NQ=left > torch.arange(num_steps).unsqueeze(1),
+        positions_R=F.pad(torch.cat([torch.arange(row.num_keys) for row in rows]), (0, more_rows)),
+        # Queries of the padding stand at rows of their own behind all texts: no row is taken twice.
+        query_rows_Q=torch.tensor(at + list(range(num_keys, num_keys + more_queries))),
+        text_of_Q=F.pad(owners, (0, more_queries), value=-1),
+        read_tokens_NQ=F.pad(torch.tensor(read, dtype=torch.int64), (0, more_queries)),
+        is_live_NQ=F.pad(left > torch.arange(num_steps).unsqueeze(1), (0, more_queries)),
         law_ids_QK=torch.cat([state.law_ids_QK for state in states]),
         law_probs_QK=torch.cat([state.law_probs_QK for state in states]),
         plan_texts=tuple((row.num_keys, row.queries) for row in rows),
