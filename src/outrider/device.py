@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "Recorded",
     "compiled",
     "free_memory_bytes",
+    "keep_prepared_products",
     "one_torch_thread",
     "resolve_placement",
     "set_num_threads",
@@ -106,6 +108,14 @@ def set_num_threads(num_threads: int) -> None:
     if num_threads < 1:
         raise ConfigError(f"threads {num_threads} is not possible; give 1 or more")
     torch.set_num_threads(num_threads)
+
+
+def keep_prepared_products(capacity: int = 16384) -> None:
+    """Let oneDNN keep this many prepared matrix products, for work whose shapes vary; a choice of the user's own stays.
+
+    It counts only before the first product of the process: oneDNN reads the variable once (its own default is 1,024).
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(capacity))
 
 
 @contextmanager

@@ -201,6 +201,9 @@ def eagle3(
     config = _config(flags)
     if preview is None and out is None:
         raise ConfigError("--out is missing; give the folder that the head is to lie in")
+    from outrider.device import keep_prepared_products
+
+    keep_prepared_products()
     model = load_model(settings)
     corpus = _read(traffic, model, flags)
     if preview is not None:
