@@ -74,6 +74,8 @@ class ApiError(Exception):
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
         elif self.status == 408:
             headers["x-should-retry"] = "false"
+        if self.status == 503:
+            headers["connection"] = "close"  # the next try should find another server behind this address
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -76,6 +77,15 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 TokenId = int
+# Of a list the first mistake is enough: a body of nothing but mistakes would become a million complaints otherwise.
+TokenIds: TypeAlias = Annotated[list[TokenId], FailFast()]
+Texts: TypeAlias = Annotated[list[str], FailFast()]
+StopText: TypeAlias = Annotated[str, Field(max_length=1000)]
+
+MOST_TEXTS = 1000
+"""Most entries of ``bad_words``, ``stop_token_ids`` and ``tools``: each costs time at every token, or room in every prompt."""
+MOST_STOPS = 64
+MOST_BIASES = 4096
 
 
 class _Part(BaseModel):
@@ -140,7 +150,7 @@ class Prediction(_Part):
     """``prediction``: text that the answer is expected to hold, used as a draft."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], FailFast()]
 
     @property
     def text(self) -> str:
@@ -205,10 +215,10 @@ class SharedFields(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[StopText], FailFast(), Field(max_length=MOST_TEXTS)] | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopText | Annotated[list[StopText], FailFast(), Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_TEXTS)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     n: int | None = Field(default=None, ge=1, le=128)
@@ -241,11 +251,11 @@ class SharedFields(BaseModel):
 class ChatRequest(SharedFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], FailFast()]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition], FailFast(), Field(max_length=MOST_TEXTS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -270,9 +280,11 @@ class ChatRequest(SharedFields):
 class CompletionRequest(SharedFields):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], FailFast()]
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
+
+_MOST_ENTRIES = {"logit_bias": MOST_BIASES, "metadata": 64}
 
 R = TypeVar("R", ChatRequest, CompletionRequest)
 
@@ -285,6 +297,10 @@ def parse_body(raw: bytes, model: type[R]) -> R:
     """
     values = _read_json(raw)
     known = _field_names(model)
+    for name, most in _MOST_ENTRIES.items():
+        given = values.get(name)
+        if isinstance(given, dict) and len(given) > most:
+            raise bad_request(f"{name} has {len(given)} entries; allowed: at most {most}", param=name)
     for name, value in values.items():
         if name in _REFUSED and name not in known:
             allowed, advice = _REFUSED[name]
@@ -303,7 +319,8 @@ def parse_body(raw: bytes, model: type[R]) -> R:
 
 def _read_json(raw: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        text = raw.decode("utf-8")
+        values = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not UTF-8 text (byte {error.start})", code="invalid_json") from None
     except RecursionError:
@@ -317,6 +334,16 @@ def _read_json(raw: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of two values for one name the earlier one would be ignored."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice[:80]!r} is given twice in one object")
+    return values
 
 
 def _field_names(model: type[BaseModel]) -> list[str]:
