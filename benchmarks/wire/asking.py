@@ -87,11 +87,9 @@ class Library:
     def plain(self, asks: Sequence[Ask]) -> list[list[GenerationResult] | OutriderError]:
         """The choices of each, or the error that it is refused with."""
         new = {_key(each): each for each in asks if _key(each) not in self._known}
-        runs: dict[str, list[int]] = {}
         for key, each in new.items():
             try:
-                runs[key] = self._tokens(each)
-                self._engine.submit(runs[key], each.params, id=key)
+                self._engine.submit(self._tokens(each), each.params, id=key)
                 self._known[key] = []
             except OutriderError as error:
                 self._known[key] = error
@@ -113,6 +111,11 @@ class Library:
                 raise found
             out.append(found)
         return out
+
+    def draw(self, each: Ask, times: int) -> list[tuple[int, ...]]:
+        """Outputs of a request without a seed, asked so many times."""
+        results = self._engine.generate([self._tokens(each)] * times, each.params)
+        return [result.token_ids for result in results]
 
     def _tokens(self, each: Ask) -> list[int]:
         if each.is_chat:

@@ -61,11 +61,7 @@ async def sampled_law(wire: Wire) -> dict[str, Any]:
     for law in wire.sizes.laws:
         params = replace(LAW_PARAMS[law], n=50)
         drawn, drafted = await _draw(wire, Ask(prompt=prompt, params=params))
-        plain = [
-            result.token_ids
-            for number in range(wire.sizes.num_calls // 50)
-            for result in wire.library.results([Ask(prompt=prompt, params=params, more={"user": str(number)})])[0]
-        ]
+        plain = wire.library.draw(Ask(prompt=prompt, params=params), wire.sizes.num_calls // params.n)
         cells = joint if params.top_k == 2 else per_position
         p = permutation_test(cells(plain), cells(drawn))
         out[law] = {"p": p, "calls": len(drawn), "drafted": drafted}
