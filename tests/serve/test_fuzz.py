@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
+from benchmarks.http_fuzz import fuzz
+from benchmarks.load.client import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -107,3 +110,10 @@ def test_no_bytes_make_a_fault(scripted: LiveServer, raw: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = CLIENT.post(f"{scripted.url}/v1/chat/completions", content=raw, headers=headers, timeout=20)
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_bent_requests_fault_nothing(on: LiveServer) -> None:
+    host, _, port = on.url.removeprefix("http://").partition(":")
+    found = asyncio.run(fuzz(Client(host, int(port)), range(150), limit_s=20, every=75))
+    assert found.problems == [] and found.statuses[200] > 20 and found.statuses[400] > 50
+    assert on.service.worker.tally.faults == 0 and on.is_idle
