@@ -143,7 +143,7 @@ async def fuzz(
             answer = await client.send(data, leave_after_s=limit_s if sent.is_http else 1.0)
         if answer.status == 0 and sent.is_http and answer.seconds < limit_s:
             answer = await client.send(data, leave_after_s=limit_s)  # refused in the middle of a large body: once more
-        found.add(sent, answer, judge(sent, answer, limit_s=limit_s) if sent.is_http or answer.status else None)
+        found.add(sent, answer, judge(sent, answer, limit_s=limit_s))
 
     for begin in range(0, len(numbers), every):
         await asyncio.gather(*(one(number) for number in numbers[begin : begin + every]))
