@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="stop after this time; the same command goes on")
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--draft", default="suffix")
+    parser.add_argument("--draft", default="suffix:max_nodes=20000", help="its memory must be full when it is warm")
     parser.add_argument("--schedule", default="adaptive", choices=("fixed", "adaptive"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS / "serve_soak.json")

@@ -188,7 +188,7 @@ async def _look(client: Client, state: SoakState, patience_s: float = 30.0) -> N
         status = (await client.get("/outrider/status")).body
         load, state.engine = status["load"], status["engine"]
         state.left_running, state.left_waiting = load["running"], load["waiting"]
-        state.left_bytes = state.engine.get("cache_bytes_in_use", 0) - state.engine.get("prefix_bytes", 0)
+        state.left_bytes = state.engine.get("cache_bytes_in_use", 1) - state.engine.get("prefix_bytes", 0)
         is_idle = state.left_running == state.left_waiting == state.left_bytes == 0
         if is_idle or time.monotonic() >= ends:
             return

@@ -12,8 +12,10 @@ import httpx
 import openai
 import pytest
 
+from outrider.errors import MissingExtra
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
+from outrider.serve.errors import api_error
 from outrider.serve.tools import ToolParser
 from tests.serve.support import CLIENT, CLOCK, EOS, SCRIPTS, TWO_CALLS, WEATHER, LiveServer, ScriptedModel, serving, sse
 
@@ -452,6 +454,21 @@ def test_a_fault_of_the_engine_is_500_and_the_server_goes_on(caplog: pytest.LogC
         assert response.json()["error"]["type"] == "server_error" and "secret inside" in caplog.text
         assert server.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
         assert CLIENT.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+def test_a_request_that_the_cache_could_never_hold_is_the_clients_to_change(tiny_target: Any) -> None:
+    from outrider.engine.config import EngineConfig
+
+    with serving(tiny_target, engine=EngineConfig(schedule="fixed", cache_memory_gb=1e-4)) as server:
+        response = server.post("/v1/completions", {"prompt": "x", "max_tokens": 400})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "capacity_exceeded" and error["param"] == "max_tokens"
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 4}).status_code == 200
+
+
+def test_a_missing_extra_is_told_and_no_fault() -> None:
+    told = api_error(MissingExtra("structured_outputs needs llguidance, which is not installed"))
+    assert told.status == 400 and "structured_outputs needs llguidance" in told.message
 
 
 def test_the_parser_of_the_server_is_the_one_that_was_tested(scripted: LiveServer) -> None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from outrider.errors import ConfigError, DataError, DrainingError, OutriderError, PromptError
+from outrider.errors import (
+    CapacityError,
+    ConfigError,
+    DataError,
+    DrainingError,
+    MissingExtra,
+    OutriderError,
+    PromptError,
+)
 
 __all__ = ["ApiError", "api_error", "bad_request", "internal_error"]
 
@@ -102,6 +110,10 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), code="draining", retry_after_s=5)
     if isinstance(error, PromptError):
         return bad_request(str(error), param="prompt", code="invalid_prompt")
+    if isinstance(error, CapacityError):
+        return bad_request(str(error), param="max_tokens", code="capacity_exceeded")
+    if isinstance(error, MissingExtra):
+        return bad_request(f"this server cannot do that: {error}", code="unsupported_field")
     if isinstance(error, ConfigError | DataError):
         found = _LEADING_FIELD.match(str(error))
         return bad_request(str(error), param=found[1] if found else None, code="invalid_value")
