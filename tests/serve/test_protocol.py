@@ -167,7 +167,7 @@ def test_a_tool_is_shown_to_the_model_as_it_was_sent() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"stop": ["x"] * 65}, "stop is not possible"),
+        ({"stop": ["x"] * 65}, "stop is not possible: list should have at most 64 items"),
         ({"stop": "x" * 1001}, "stop is not possible"),
         ({"bad_words": ["x"] * 1001}, "bad_words is not possible"),
         ({"stop_token_ids": [1] * 1001}, "stop_token_ids is not possible"),

@@ -77,9 +77,18 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 TokenId = int
+
+
+class _AtFirst(FailFast):
+    """Stop at the first mistake. Hashable, as members of a union must be."""
+
+    __hash__ = object.__hash__
+
+
+_AT_FIRST = _AtFirst()
 # Of a list the first mistake is enough: a body of nothing but mistakes would become a million complaints otherwise.
-TokenIds: TypeAlias = Annotated[list[TokenId], FailFast()]
-Texts: TypeAlias = Annotated[list[str], FailFast()]
+TokenIds: TypeAlias = Annotated[list[TokenId], _AT_FIRST]
+Texts: TypeAlias = Annotated[list[str], _AT_FIRST]
 StopText: TypeAlias = Annotated[str, Field(max_length=1000)]
 
 MOST_TEXTS = 1000
@@ -150,7 +159,7 @@ class Prediction(_Part):
     """``prediction``: text that the answer is expected to hold, used as a draft."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], FailFast()]
+    content: str | Annotated[list[TextPart], _AT_FIRST]
 
     @property
     def text(self) -> str:
@@ -215,9 +224,9 @@ class SharedFields(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    bad_words: Annotated[list[StopText], FailFast(), Field(max_length=MOST_TEXTS)] | None = None
+    bad_words: Annotated[list[StopText], _AT_FIRST, Field(max_length=MOST_TEXTS)] | None = None
     min_tokens: int | None = None
-    stop: StopText | Annotated[list[StopText], FailFast(), Field(max_length=MOST_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], _AT_FIRST, Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_TEXTS)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
@@ -251,11 +260,11 @@ class SharedFields(BaseModel):
 class ChatRequest(SharedFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[dict[str, Any]], FailFast()]
+    messages: Annotated[list[dict[str, Any]], _AT_FIRST]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: Annotated[list[ToolDefinition], FailFast(), Field(max_length=MOST_TEXTS)] | None = None
+    tools: Annotated[list[ToolDefinition], _AT_FIRST, Field(max_length=MOST_TEXTS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -280,7 +289,7 @@ class ChatRequest(SharedFields):
 class CompletionRequest(SharedFields):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], FailFast()]
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], _AT_FIRST]
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
@@ -360,9 +369,10 @@ def _other_endpoint(name: str, model: type[BaseModel]) -> str:
 def _first_mistake(error: ValidationError) -> ApiError:
     """The first mistake that pydantic found, in our words."""
     found = error.errors(include_url=False, include_context=True)
-    # Of a union every member complains; the deepest complaint is about what was meant.
+    # Of a union every member complains; the deepest complaint is about what was meant, then one that is not about the type.
     first = found[0]["loc"][:1]
-    mistake = max((m for m in found if m["loc"][:1] == first), key=lambda m: len(m["loc"]))
+    complaints = [mistake for mistake in found if mistake["loc"][:1] == first]
+    mistake = max(complaints, key=lambda m: (len(m["loc"]), not m["type"].endswith("_type")))
     names = [part for part in mistake["loc"] if isinstance(part, int) or _is_name(part)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
     if mistake["type"] == "missing":
