@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest
+from outrider.serve.protocol import ChatRequest, CompletionRequest
+from outrider.serve.refused import REFUSED
 
 __all__ = ["Sent", "make_request", "request_bytes"]
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _SCHEMAS = {CHAT: ChatRequest.model_json_schema(), COMPLETION: CompletionRequest.model_json_schema()}
-NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *_REFUSED})
+NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED})
 TEXTS = (
     "",
     "a",

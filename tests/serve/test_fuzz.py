@@ -12,7 +12,8 @@ from benchmarks.load.client import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest
+from outrider.serve.protocol import ChatRequest, CompletionRequest
+from outrider.serve.refused import REFUSED
 from tests.serve.support import CLIENT, CLOCK, WEATHER, LiveServer, sse
 
 NUMBERS = st.one_of(st.integers(-3, 200), st.floats(allow_nan=False, width=32), st.just(2**70))
@@ -60,7 +61,7 @@ LIKELY: dict[str, Any] = {
     ),
     "prompt": st.one_of(TEXTS, st.lists(st.integers(-1, 280), max_size=4), st.lists(TEXTS, max_size=2)),
 }
-NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *_REFUSED, "unknown", "ma\ud800x"})
+NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED, "unknown", "ma\ud800x"})
 FIELDS = st.sampled_from(NAMES).flatmap(
     lambda name: st.tuples(st.just(name), st.one_of(LIKELY.get(name, JSON), LIKELY.get(name, JSON), JSON))
 )

@@ -10,7 +10,8 @@ import pytest
 
 from outrider.serve import protocol
 from outrider.serve.errors import ApiError
-from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest, parse_body
+from outrider.serve.protocol import ChatRequest, CompletionRequest, parse_body
+from outrider.serve.refused import REFUSED
 from outrider.serve.sampling import constraint_of, most_tokens, sampling_of
 from tests.serve.support import CLOCK, WEATHER
 
@@ -81,12 +82,12 @@ def test_a_missing_field_is_named() -> None:
     assert refusal({}, CompletionRequest).param == "prompt"
 
 
-@pytest.mark.parametrize("name", sorted(_REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_known_fields_that_are_not_honoured(name: str) -> None:
     for kind, base in ((ChatRequest, CHAT), (CompletionRequest, TEXT)):
         error = refusal({**base, name: {"anything": 1}}, kind)
         assert error.param == name and name in error.message and error.code == "unsupported_field"
-        for harmless in (None, *_REFUSED[name][0]):
+        for harmless in (None, *REFUSED[name][0]):
             parse_body(json.dumps({**base, name: harmless}).encode(), kind)
 
 

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from outrider.errors import nearest
 from outrider.serve.errors import ApiError, bad_request
+from outrider.serve.refused import REFUSED
 
 __all__ = [
     "ChatRequest",
@@ -36,43 +37,6 @@ __all__ = [
     "StreamOptions",
     "parse_body",
 ]
-
-# Known fields that are not honoured: null (or the value given here, which changes nothing) passes, anything else does not.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((1,), "use n"),
-    "echo": ((False,), "put the prompt in front yourself"),
-    "suffix": (("",), "this model fills no gaps"),
-    "use_beam_search": ((False,), "use n and sampling"),
-    "length_penalty": ((1, 1.0), "it belongs to beam search"),
-    "prompt_logprobs": ((), "use logprobs, which are those of the output"),
-    "allowed_token_ids": ((), "use structured_outputs or logit_bias"),
-    "include_stop_str_in_output": ((False,), "stop strings are never part of the output"),
-    "skip_special_tokens": ((True,), "special tokens are never part of the text; use return_token_ids"),
-    "spaces_between_special_tokens": ((True,), "special tokens are never part of the text"),
-    "continue_final_message": ((False,), "use /v1/completions to continue a text"),
-    "chat_template": ((), "the server uses the model's own template"),
-    "chat_template_kwargs": (({},), "the server uses the model's own template"),
-    "documents": (([],), "write them into a message"),
-    "functions": ((), "use tools"),
-    "function_call": ((), "use tool_choice"),
-    "modalities": ((["text"],), "this model writes text"),
-    "audio": ((), "this model writes text"),
-    "reasoning_effort": ((), "this model has no levels of reasoning"),
-    "verbosity": ((), "say it in a message"),
-    "web_search_options": ((), "this server searches nothing"),
-    "service_tier": (("auto", "default"), "there is one tier"),
-    "store": ((False,), "this server stores nothing"),
-    "priority": ((0,), "requests are served in the order of their arrival"),
-    "cache_salt": ((), "caches are separate for each API key"),
-    "guided_json": ((), "use structured_outputs"),
-    "guided_regex": ((), "use structured_outputs"),
-    "guided_choice": ((), "use structured_outputs"),
-    "guided_grammar": ((), "use structured_outputs"),
-    "request_id": ((), "send the header X-Request-Id"),
-    "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
-    "typical_p": ((1, 1.0), "use min_p"),
-    "max_new_tokens": ((), "use max_tokens"),
-}
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -311,8 +275,8 @@ def parse_body(raw: bytes, model: type[R]) -> R:
         if isinstance(given, dict) and len(given) > most:
             raise bad_request(f"{name} has {len(given)} entries; allowed: at most {most}", param=name)
     for name, value in values.items():
-        if name in _REFUSED and name not in known:
-            allowed, advice = _REFUSED[name]
+        if name in REFUSED and name not in known:
+            allowed, advice = REFUSED[name]
             if value is not None and not any(value == same and type(value) is type(same) for same in allowed):
                 raise bad_request(f"{name} is not supported; {advice}", param=name, code="unsupported_field")
         elif name not in known:
