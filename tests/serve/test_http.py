@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from benchmarks.load.client import Client
 
 from outrider.errors import MissingExtra
 from outrider.serve.auth import KeyRing
@@ -381,6 +382,25 @@ def test_keys_open_the_server() -> None:
         # With keys a name of the host is no way in, so proxies may use their own.
         named = {"host": "api.example", "authorization": "Bearer secret-of-ann"}
         assert CLIENT.get(f"{server.url}/v1/models", headers=named).status_code == 200
+
+
+def test_an_odd_host_or_a_slash_too_many_is_no_fault(scripted: LiveServer) -> None:
+    with serving(ScriptedModel(), keys=KeyRing([("ann", "secret-of-ann")])) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        for path in ("/nothing", "/v1/models/"):
+            head = f"GET {path} HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer secret-of-ann\r\nConnection: close\r\n\r\n"
+            answer = asyncio.run(Client("127.0.0.1", port).send(head.encode()))
+            assert answer.status == 404 and answer.body["error"]["code"] == "not_found", answer
+    assert CLIENT.get(f"{scripted.url}/v1/models/{scripted.service.model_name}").status_code == 200
+
+
+def test_a_body_that_is_too_large_is_told_though_the_client_still_sends() -> None:
+    with serving(ScriptedModel(), config=ServeConfig(port=0, max_body_bytes=1 << 20)) as server:
+        client = Client("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        answer = asyncio.run(client.post("/v1/completions", b'{"prompt": "' + b"x" * (6 << 20) + b'"}'))
+        assert answer.status == 413 and "1048576" in answer.body["error"]["message"]
+        head = client.request("/v1/completions", b"").replace(b"Content-Length: 0", b"Content-Length: 999999999")
+        assert asyncio.run(client.send(head)).status == 413  # far too large: not even read
 
 
 def test_limits() -> None:

@@ -7,6 +7,7 @@ that this server does not honour with the reason. Values are taken strictly: no 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -313,8 +314,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object. Of two values for one name the earlier one would be ignored."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{twice[:80]!r} is given twice in one object")
     return values
 
