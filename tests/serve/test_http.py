@@ -11,12 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from benchmarks.load.client import Client
 
-from outrider.errors import MissingExtra
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
-from outrider.serve.errors import api_error
 from outrider.serve.tools import ToolParser
 from tests.serve.support import CLIENT, CLOCK, EOS, SCRIPTS, TWO_CALLS, WEATHER, LiveServer, ScriptedModel, serving, sse
 
@@ -384,25 +381,6 @@ def test_keys_open_the_server() -> None:
         assert CLIENT.get(f"{server.url}/v1/models", headers=named).status_code == 200
 
 
-def test_an_odd_host_or_a_slash_too_many_is_no_fault(scripted: LiveServer) -> None:
-    with serving(ScriptedModel(), keys=KeyRing([("ann", "secret-of-ann")])) as server:
-        port = int(server.url.rsplit(":", 1)[1])
-        for path in ("/nothing", "/v1/models/"):
-            head = f"GET {path} HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer secret-of-ann\r\nConnection: close\r\n\r\n"
-            answer = asyncio.run(Client("127.0.0.1", port).send(head.encode()))
-            assert answer.status == 404 and answer.body["error"]["code"] == "not_found", answer
-    assert CLIENT.get(f"{scripted.url}/v1/models/{scripted.service.model_name}").status_code == 200
-
-
-def test_a_body_that_is_too_large_is_told_though_the_client_still_sends() -> None:
-    with serving(ScriptedModel(), config=ServeConfig(port=0, max_body_bytes=1 << 20)) as server:
-        client = Client("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        answer = asyncio.run(client.post("/v1/completions", b'{"prompt": "' + b"x" * (6 << 20) + b'"}'))
-        assert answer.status == 413 and "1048576" in answer.body["error"]["message"]
-        head = client.request("/v1/completions", b"").replace(b"Content-Length: 0", b"Content-Length: 999999999")
-        assert asyncio.run(client.send(head)).status == 413  # far too large: not even read
-
-
 def test_limits() -> None:
     config = ServeConfig(
         port=0, max_waiting=1, request_timeout_s=0.4, max_body_bytes=2048, max_prompt_tokens=90, max_choices=2
@@ -474,21 +452,6 @@ def test_a_fault_of_the_engine_is_500_and_the_server_goes_on(caplog: pytest.LogC
         assert response.json()["error"]["type"] == "server_error" and "secret inside" in caplog.text
         assert server.chat("Reply with exactly: OK")["choices"][0]["message"]["content"] == "OK"
         assert CLIENT.get(f"{server.url}/health").json() == {"status": "ok"}
-
-
-def test_a_request_that_the_cache_could_never_hold_is_the_clients_to_change(tiny_target: Any) -> None:
-    from outrider.engine.config import EngineConfig
-
-    with serving(tiny_target, engine=EngineConfig(schedule="fixed", cache_memory_gb=1e-4)) as server:
-        response = server.post("/v1/completions", {"prompt": "x", "max_tokens": 400})
-        error = response.json()["error"]
-        assert response.status_code == 400 and error["code"] == "capacity_exceeded" and error["param"] == "max_tokens"
-        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 4}).status_code == 200
-
-
-def test_a_missing_extra_is_told_and_no_fault() -> None:
-    told = api_error(MissingExtra("structured_outputs needs llguidance, which is not installed"))
-    assert told.status == 400 and "structured_outputs needs llguidance" in told.message
 
 
 def test_the_parser_of_the_server_is_the_one_that_was_tested(scripted: LiveServer) -> None:
