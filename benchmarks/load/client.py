@@ -89,6 +89,8 @@ class Client:
 
 def _parsed(data: bytes, seconds: float) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
+    while head.startswith(b"HTTP/1.1 1"):  # only tells to go on
+        head, _, body = body.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if len(words) < 2 or not words[1].isdigit():

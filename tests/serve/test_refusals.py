@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.load.client import Client
 
 from outrider.engine.config import EngineConfig
-from outrider.errors import MissingExtra
+from outrider.errors import ConfigError, MissingExtra
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
 from outrider.serve.errors import api_error
@@ -45,3 +45,14 @@ def test_a_request_that_the_cache_could_never_hold_is_the_clients_to_change(tiny
 def test_a_missing_extra_is_told_and_no_fault() -> None:
     told = api_error(MissingExtra("structured_outputs needs llguidance, which is not installed"))
     assert told.status == 400 and "structured_outputs needs llguidance" in told.message
+
+
+def test_no_message_is_as_long_as_what_was_sent() -> None:
+    told = api_error(ConfigError("seed " + "9" * 5000)).message
+    assert len(told) == 2000 and told.endswith("9...")
+
+
+def test_more_messages_than_the_window_has_tokens(off: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": ""}] * 513}
+    error = off.post("/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "messages" and "513 entries" in error["message"]

@@ -37,6 +37,10 @@ _TYPES = {
 _LEADING_FIELD = re.compile(r"([a-z][a-z_.]*) ")
 
 
+LONGEST_MESSAGE = 2000
+"""What a client sent may stand in a message; not all of it, if it is long."""
+
+
 class ApiError(Exception):
     """A refusal on its way to the client.
 
@@ -59,7 +63,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
