@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks.load.client import Client
-from benchmarks.load.soak import SoakPlan, SoakState, check_alone, soak
+from benchmarks.load.soak import SoakPlan, SoakState, check_alone, resident_bytes, soak
 
 from outrider.drafters.build import make_drafter
 from tests.serve.support import LiveServer, ScriptedModel, serving
@@ -33,10 +33,10 @@ def client_of(server: LiveServer) -> Client:
 def test_a_soak_finds_nothing_and_goes_on_where_it_stopped(server: LiveServer) -> None:
     client, plan = client_of(server), SoakPlan(requests=60, concurrency=6, rows=ROWS)
     state = SoakState()
-    assert not asyncio.run(soak(client, plan, state, pid=os.getpid(), until=0.0)) and state.done == 0
+    assert not asyncio.run(soak(client, plan, state, pid=None, until=0.0)) and state.done == 0
 
     async def interrupted() -> None:
-        work = asyncio.create_task(soak(client, plan, state, pid=os.getpid()))
+        work = asyncio.create_task(soak(client, plan, state, pid=None))
         while state.done < 20:
             await asyncio.sleep(0.01)
         work.cancel()
@@ -44,8 +44,9 @@ def test_a_soak_finds_nothing_and_goes_on_where_it_stopped(server: LiveServer) -
 
     asyncio.run(interrupted())
     state = SoakState.from_json(json.loads(json.dumps(state.to_json())))
-    assert 20 <= state.done < 60 and asyncio.run(soak(client, plan, state, pid=os.getpid())) and state.done == 60
+    assert 20 <= state.done < 60 and asyncio.run(soak(client, plan, state, pid=None)) and state.done == 60
     asyncio.run(check_alone(client, plan, state))
+    assert resident_bytes(os.getpid()) > 1 << 24
     assert state.problems == [] and len(state.checked) > 5 and server.is_idle
     assert 60 <= sum(state.statuses.values()) <= 60 + plan.concurrency  # what was under way is sent again
     refused = [name for name in state.statuses if name.startswith(("bad_body", "refused"))]

@@ -14,10 +14,10 @@ from benchmarks.wire.replies import read_reply
 from benchmarks.wire.setup import SMALL, Wire
 
 from outrider import SamplingParams
-from tests.serve.support import CLOCK, WEATHER, LiveServer
+from tests.serve.support import CLOCK, LiveServer
 
 SIZES = replace(SMALL, num_tokens=20, max_tokens=10, num_repeats=1, story_tokens=12, laws=())
-ROWS = [{"messages": [{"role": "user", "content": "What is the weather?"}], "tools": [WEATHER, CLOCK]}]
+ROWS = [{"messages": [{"role": "user", "content": "What is the weather?"}], "tools": [CLOCK]}]
 
 
 @pytest.fixture(scope="module")
