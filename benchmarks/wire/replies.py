@@ -52,8 +52,11 @@ class Reply:
 
     @property
     def content(self) -> Reply:
-        """What must be the same in every answer to one request: how it was computed is left out."""
-        return replace(self, cached_tokens=0, speculation={})
+        """What must be the same in every answer to one request: how it was computed is left out, and rounding with it."""
+        choices = tuple(
+            replace(choice, logprobs=[(token, 0.0, ()) for token, _, _ in choice.logprobs]) for choice in self.choices
+        )
+        return replace(self, choices=choices, cached_tokens=0, speculation={})
 
 
 def read_reply(answer: Answer) -> Reply:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.http_scenarios import SCENARIOS, run_scenario
 from benchmarks.load.client import Answer, Client
+from benchmarks.wire import asking
 from benchmarks.wire.asking import Ask, Library, compare
 from benchmarks.wire.replies import read_reply
 from benchmarks.wire.setup import SMALL, Wire
@@ -45,6 +46,22 @@ def test_scenarios_hold_without_a_drafter(off: LiveServer, library: Library) -> 
         entry = asyncio.run(run_scenario(name, wire))
         assert entry["verdict"] == "passed", entry
     assert set(NAMES) < set(SCENARIOS)
+
+
+def test_a_tie_is_told_from_another_answer(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = Ask(prompt="hello", params=SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2))
+    [[plain]] = library.results([each])
+    assert plain.logprobs is not None
+    second = plain.logprobs[3].top[1][0]
+    other = [*plain.token_ids[:3], second]
+    path = library.target.spec.path
+    monkeypatch.setattr(asking, "TIES", {path: 100.0})
+    assert library.is_tie(each, other) and not library.is_tie(each, plain.token_ids)
+    assert not library.is_tie(replace(each, params=replace(each.params, temperature=1.0, seed=1)), other)
+    monkeypatch.setattr(asking, "TIES", {path: 0.0})
+    assert not library.is_tie(each, other)
+    monkeypatch.setattr(asking, "TIES", {})
+    assert not library.is_tie(each, other)
 
 
 def test_a_scenario_that_does_not_hold_says_what_differs(on: LiveServer, library: Library) -> None:
