@@ -16,16 +16,32 @@ import json
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.provenance import describe_run
 from benchmarks.report import write_json
+from benchmarks.scenario_parts import (
+    COPY_CHAT,
+    DRAFTERS,
+    HELLO_CHAT,
+    LAW_PARAMS,
+    LAWS,
+    ODD_PROMPTS,
+    OPEN_CHAT,
+    PENALTIES,
+    REPEATING,
+    ROBOT,
+    STOP_STRINGS,
+    TREE,
+    WEATHER,
+    joint,
+    per_position,
+    permutation_test,
+    prompt_rows,
+)
 from outrider import Engine, EngineConfig, GenerationResult, SamplingParams, load_target, make_drafter
 from outrider.audit.identity import audit_identity
 from outrider.errors import PromptError
@@ -34,17 +50,9 @@ from outrider.models.base import LoadedTarget
 
 __all__ = ["DRAFTERS", "SCENARIOS", "Setup"]
 
-DATA = Path(__file__).parent / "data" / "scenario_prompts.jsonl"
 RESULT = Path(__file__).parent / "results" / "scenarios.json"
-DRAFTERS = ("ngram", "suffix", "slice:10", "random")
-"""A lookup, a suffix tree, a slice of the target itself, and a model that knows nothing."""
-TREE = "slice:10:depth=4,width=4,num_nodes=12"
-LAWS = ("top_k 2", "top_p 0.9", "no cut")
-"""How S2 cuts the law that it draws from."""
-OPEN_CHAT = [{"role": "user", "content": "Write the first sentences of a story about the sea."}]
 _TOLERANCES = {"pytorch": 1e-4}
 """Logit gap below which a difference is a tie, by path; the native ones are allowed none."""
-COPY_CHAT = [{"role": "user", "content": "Repeat exactly, 5 times: I will never miss any tokens."}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +100,7 @@ class Setup:
 def greedy_identity(setup: Setup) -> dict[str, Any]:
     """S1: greedy output is plain output, for every drafter, k and a tree; float32 differences only below 1e-4."""
     assert setup.target.tokenizer is not None
-    rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if int(row["id"].rsplit("-", 1)[1]) < setup.prompts_per_category]
+    rows = prompt_rows(setup.prompts_per_category)
     prompts = {row["id"]: setup.target.tokenizer.encode_chat(row["messages"]) for row in rows}
     sampling = {"greedy": SamplingParams(max_tokens=setup.max_tokens)}
     arms: list[dict[str, Any]] = []
@@ -120,23 +127,18 @@ def greedy_identity(setup: Setup) -> dict[str, Any]:
 def sampled_law(setup: Setup) -> dict[str, Any]:
     """S2: sampled output has the law of plain sampling: call by call with seeds, in distribution without."""
     seeded = _seeded_calls(setup)
-    prompt = "The weather today is"
-    laws = {
-        "top_k 2": SamplingParams(temperature=1.3, top_k=2, max_tokens=8, ignore_eos=True),
-        "top_p 0.9": SamplingParams(temperature=1.3, top_p=0.9, max_tokens=8, ignore_eos=True),
-        "no cut": SamplingParams(temperature=1.3, max_tokens=8, ignore_eos=True),
-    }
+    prompt = WEATHER
     out: dict[str, Any] = {"seeded calls equal": seeded}
     for law in setup.laws:
-        params = laws[law]
+        params = LAW_PARAMS[law]
         plain = _draw_many(setup, prompt, params, "none")
         wrong = _draw_many(setup, prompt, replace(params, temperature=setup.wrong_temperature), "slice:10")
-        cells = _joint if params.top_k == 2 else _per_position
+        cells = joint if params.top_k == 2 else per_position
         p_wrong = permutation_test(cells(plain[0]), cells(wrong[0]))
         assert p_wrong <= 0.005, f"{law}: the test does not see a wrong temperature (p = {p_wrong})"
         out[f"{law}, wrong control"] = p_wrong
         for drafter in setup.drafters:
-            text = prompt if drafter not in ("ngram", "suffix") else "the sea the sea the sea the"
+            text = prompt if drafter not in ("ngram", "suffix") else REPEATING
             base = plain if text == prompt else _draw_many(setup, text, params, "none")
             drawn = _draw_many(setup, text, params, drafter)
             assert drawn[1].drafted > 0, f"{law}, {drafter}: no drafts, the test is void"
@@ -148,7 +150,7 @@ def sampled_law(setup: Setup) -> dict[str, Any]:
 
 def seeds(setup: Setup) -> dict[str, Any]:
     """S3: a seed fixes the output, alone or in company; other seeds and no seed vary."""
-    prompt = "A robot may not injure a human being"
+    prompt = ROBOT
     params = SamplingParams(temperature=2.0, max_tokens=10, seed=42)
     [plain] = setup.answers([prompt], params)
     for drafter, k in itertools.product(setup.drafters, setup.few_ks):
@@ -167,15 +169,10 @@ def seeds(setup: Setup) -> dict[str, Any]:
 
 def penalties(setup: Setup) -> dict[str, Any]:
     """S4: penalties count draft tokens exactly, and only hurt the request that asked for them."""
-    chat = [{"role": "user", "content": "Repeat the word hello many times: hello"}]
+    chat = HELLO_CHAT
     base = SamplingParams(max_tokens=min(48, setup.num_tokens))
-    values = {
-        "frequency_penalty": (1.5, 0.0, -1.5),
-        "presence_penalty": (1.5, 0.0, -1.5),
-        "repetition_penalty": (1.5, 1.0, 0.7),
-    }
     seen: dict[str, Any] = {}
-    for name, choices in values.items():
+    for name, choices in PENALTIES.items():
         each = [replace(base, **{name: value}) for value in choices]
         plain = [setup.answers([chat], params)[0].token_ids for params in each]
         assert plain[0] != plain[2], f"{name} has no effect"
@@ -248,18 +245,14 @@ def stop_tokens(setup: Setup) -> dict[str, Any]:
 
 def odd_prompts(setup: Setup) -> dict[str, Any]:
     """S11: odd prompts give plain decoding's output or plain decoding's error, and the engine lives on."""
-    prompts: list[Any] = [
-        "", " ", "a", "\n", "<|im_end|>", [], [{"role": "assistant", "content": "Yes"}],
-        [{"role": "user", "content": None}], "one two three", "You are", "word " * 500, [0], [2], "é ﷽ 👩‍👩‍👧",
-    ]  # fmt: skip
     params = SamplingParams(max_tokens=min(8, setup.num_tokens // 5))
     check = SamplingParams(max_tokens=2)
     seen: dict[str, str] = {}
-    expected = [_outcome(setup.engine(), prompt, params) for prompt in prompts]
+    expected = [_outcome(setup.engine(), prompt, params) for prompt in ODD_PROMPTS]
     for drafter in setup.drafters:
         engine = setup.engine(drafter)
         [healthy] = engine.generate(["Two and two are"], check)
-        for prompt, plain in zip(prompts, expected, strict=True):
+        for prompt, plain in zip(ODD_PROMPTS, expected, strict=True):
             assert _outcome(engine, prompt, params) == plain, (drafter, prompt)
             assert engine.generate(["Two and two are"], check)[0].token_ids == healthy.token_ids
             seen[repr(prompt)[:40]] = plain if isinstance(plain, str) else "answered"
@@ -293,31 +286,11 @@ SCENARIOS: Mapping[str, Callable[[Setup], dict[str, Any]]] = {
 }
 
 
-def permutation_test(left: Counter[Any], right: Counter[Any], *, rounds: int = 2000) -> float:
-    """p-value of a two-sample test: how often a random split of all outcomes differs at least as much (G statistic)."""
-    pool = [cell for counts in (left, right) for cell in sorted(counts, key=repr) for _ in range(counts[cell])]
-    cells = {cell: index for index, cell in enumerate(sorted(set(pool), key=repr))}
-    labels = torch.tensor([cells[cell] for cell in pool])
-    size = sum(left.values())
-    generator = torch.Generator().manual_seed(0)
-
-    def statistic(order: torch.Tensor) -> float:
-        one = torch.bincount(labels[order[:size]], minlength=len(cells)).double()
-        two = torch.bincount(labels[order[size:]], minlength=len(cells)).double()
-        share = size / len(pool)
-        both = one + two
-        return float(2 * (torch.xlogy(one, one / (both * share)) + torch.xlogy(two, two / (both * (1 - share)))).sum())
-
-    seen = statistic(torch.arange(len(pool)))
-    larger = sum(statistic(torch.randperm(len(pool), generator=generator)) >= seen for _ in range(rounds))
-    return (larger + 1) / (rounds + 1)
-
-
 def _seeded_calls(setup: Setup) -> int:
     """Calls with seed i must equal plain decoding's call by call."""
     params = SamplingParams(temperature=1.3, top_k=2, max_tokens=8)
     each = [replace(params, seed=seed) for seed in range(setup.num_seeded_calls)]
-    prompts = ["The weather today is"] * len(each)
+    prompts = [WEATHER] * len(each)
     plain = setup.answers(prompts, each)
     for drafter in setup.drafters:
         got = setup.answers(prompts, each, drafter, k=4)
@@ -336,27 +309,9 @@ def _draw_many(
     return [r.token_ids for r in results], SpeculationStats.pooled(r.stats for r in results)
 
 
-def _joint(outputs: Iterable[tuple[int, ...]]) -> Counter[Any]:
-    """Cells: the first six tokens together (at most 64 of them where two tokens are left at each position)."""
-    return Counter(output[:6] for output in outputs)
-
-
-def _per_position(outputs: Sequence[tuple[int, ...]]) -> Counter[Any]:
-    """Cells: tokens two and three together, rare ones pooled. The first comes from prefill, where nothing is drafted."""
-    pairs = Counter(output[1:3] for output in outputs)
-    common = {cell for cell, _ in pairs.most_common(15)}
-    firsts = Counter(output[1] for output in outputs)
-    frequent = {token for token, _ in firsts.most_common(15)}
-    counts: Counter[Any] = Counter()
-    for output in outputs:
-        pair = output[1:3]
-        counts[pair if pair in common else (output[1],) if output[1] in frequent else ()] += 1
-    return counts
-
-
 def _stop_strings(setup: Setup, drafter: str) -> None:
     """A stop string is cut out of the text wherever it ends, also inside a token and across tokens."""
-    for stop in ("miss any", "never", "ken", "s. I", ".")[: setup.num_stop_strings]:
+    for stop in STOP_STRINGS[: setup.num_stop_strings]:
         params = SamplingParams(max_tokens=setup.num_tokens // 2, stop=(stop,))
         [plain], [got] = setup.answers([COPY_CHAT], params), setup.answers([COPY_CHAT], params, drafter)
         assert (got.text, got.token_ids, got.finish_reason) == (plain.text, plain.token_ids, plain.finish_reason)

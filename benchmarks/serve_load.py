@@ -2,7 +2,6 @@
 
     python -m benchmarks.serve_load --traffic DIR --target smollm2-135m-instruct --draft suffix \
         --concurrency 1 2 4 8 16 32 --arms off idle fixed:4 fixed:8 adaptive --mixes creative code tool_calls copy
-    python -m benchmarks.serve_load --traffic DIR --soak 10000 --dtype float32
 
 The script starts the server in a process of its own and measures in slices: at one concurrency and with one mix of prompts
 each arm gets ``--seconds``, in an order that changes every round, so that a slow moment of the machine hits all alike. What
@@ -28,7 +27,6 @@ from typing import Any
 
 from benchmarks.load.client import Client
 from benchmarks.load.slices import Arm, SliceResult, parse_arm, run_slice
-from benchmarks.load.soak import soak
 from benchmarks.prompts import load_group
 from benchmarks.provenance import ROOT, describe_run
 from benchmarks.report import RESULTS, write_json
@@ -46,21 +44,15 @@ MIXES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the slices or the soak and write a result file."""
+    """Run the slices and write a result file."""
     given = _parser().parse_args(arguments)
     head = describe_run("benchmarks.serve_load", list(arguments if arguments is not None else sys.argv[1:]))
     process, place = _start(given)
     try:
         client = Client(place["host"], place["port"])
         head |= {"settings": place["settings"]}
-        if given.soak:
-            rows = [row for mix in given.mixes for row in _rows(mix, given.traffic)]
-            work = soak(client, rows, requests=given.soak, concurrency=max(given.concurrency), pid=process.pid)
-            head["soak"] = asyncio.run(work).to_json()
-            print(json.dumps({k: v for k, v in head["soak"].items() if k != "memory_bytes"}, indent=1))
-        else:
-            head["cells"] = asyncio.run(_all_cells(client, given))
-            print(json.dumps([{k: v for k, v in cell.items() if k != "slices"} for cell in head["cells"]], indent=1))
+        head["cells"] = asyncio.run(_all_cells(client, given))
+        print(json.dumps([{k: v for k, v in cell.items() if k != "slices"} for cell in head["cells"]], indent=1))
         write_json(given.output or RESULTS / f"serve_load-{int(time.time())}.json", head)
     finally:
         process.terminate()
@@ -81,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a slice")
     parser.add_argument("--rounds", type=int, default=12, help="slices of each arm in a cell")
     parser.add_argument("--tokens", type=int, default=128, help="max_tokens of a request")
-    parser.add_argument("--soak", type=int, default=0, metavar="REQUESTS")
     parser.add_argument("--output", type=Path)
     return parser
 

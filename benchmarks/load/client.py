@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Answer", "Client"]
@@ -23,11 +23,15 @@ class Answer:
         status: HTTP status, 0 if the connection ended first.
         body: JSON value, ``None`` if there was none.
         seconds: from the first byte sent to the last one received.
+        headers: names in lower case.
+        text: the body as it came, without the framing of chunks.
     """
 
     status: int
     body: Any
     seconds: float
+    headers: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 class Client:
@@ -85,11 +89,27 @@ class Client:
 
 def _parsed(data: bytes, seconds: float) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
+    while head.startswith(b"HTTP/1.1 1"):  # only tells to go on
+        head, _, body = body.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ", 2)
     if len(words) < 2 or not words[1].isdigit():
         return Answer(status=GONE, body=None, seconds=seconds)
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "chunked" in headers.get("transfer-encoding", ""):
+        body = b"".join(_chunks(body))
     try:
         value = json.loads(body)
     except ValueError:
         value = None
-    return Answer(status=int(words[1]), body=value, seconds=seconds)
+    text = body.decode("utf-8", "replace")
+    return Answer(status=int(words[1]), body=value, seconds=seconds, headers=headers, text=text)
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    """Contents of the chunks of a chunked body, as far as they came."""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        yield rest[:length]
+        body = rest[length + 2 :]

@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
     def say() -> None:
         print(json.dumps(place), flush=True)
 
-    Listener(settings, say).run(sockets=[bound])
+    worker = app.state.service.worker
+    Listener(settings, say, worker=worker, drain_timeout_s=config.drain_timeout_s).run(sockets=[bound])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Thousands of requests, good and bad, with clients that leave: memory stays flat, nothing stays behind, nothing is 5xx."""
+"""Thousands of requests, good and bad, with clients that leave: memory stays flat, nothing stays behind, nothing is 5xx.
+
+What a request is depends on the seed and its number alone, so a soak that was interrupted goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -6,141 +9,254 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load.client import Client
+from benchmarks.wire.bodies import make_request, request_bytes
+from benchmarks.wire.replies import Reply, read_reply
 
-__all__ = ["SoakResult", "resident_bytes", "soak"]
+__all__ = ["CHECKED", "SoakPlan", "SoakState", "check_alone", "resident_bytes", "soak"]
 
-KINDS = {"plain": 60, "streamed": 15, "leaves": 10, "bad_body": 7, "refused": 5, "killed": 3}
-"""Of a hundred requests so many are answered whole, streamed, left in the middle, no JSON, over a limit, cut while sent."""
+KINDS = {"plain": 52, "streamed": 18, "leaves": 10, "bad_body": 5, "refused": 4, "killed": 4, "bent": 7}
+"""Of a hundred requests so many are answered whole, streamed, left in the middle, no JSON, over a limit, cut while they are
+sent, and made by the fuzzer."""
 CHECKED = 200
 """Replies that are compared with their solo runs."""
+WARM_UP = 0.2
+"""Part of a server's requests that its memory is not judged by: caches and indexes fill up to their limits."""
+FLAT = 0.03
+"""Most growth of memory behind the warm-up."""
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """What is sent.
+
+    Attributes:
+        requests, concurrency: how many, how many at once.
+        rows: prompts.
+        tokens: most output tokens of one.
+        seed: of everything.
+    """
+
+    requests: int
+    concurrency: int
+    rows: Sequence[Mapping[str, Any]]
+    tokens: int = 40
+    seed: int = 0
+
+    @property
+    def keep_share(self) -> float:
+        """Part of the whole answers that is kept for comparison: twice as many as needed, lest some be missing."""
+        return 2 * CHECKED / self.requests + 0.02
 
 
 @dataclass(slots=True, kw_only=True)
-class SoakResult:
-    """What a soak found.
+class SoakState:
+    """What a soak has found so far; saved, and gone on from.
 
     Attributes:
+        done: numbers of requests that were answered, as one count: all below it were.
         statuses: by kind and status.
-        memory_bytes: resident memory of the server, sampled over the run, the first tenth left out.
-        differing: ids of checked replies that are not their solo runs.
-        left_running, left_waiting: requests that the server still had when all clients had gone.
+        faults: numbers of requests with an answer of 5xx, or one that was no answer.
+        memory: of each server process: pairs of requests that it has had and resident bytes.
+        kept: number and text of answers to compare.
+        checked, differing: of those, how many were, and which are not their solo runs.
+        left_running, left_waiting, left_bytes: what the server still had when all clients had gone, cached prefixes left out.
         engine: the engine's own figures at the end.
     """
 
+    done: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
-    memory_bytes: list[int] = field(default_factory=list)
-    checked: int = 0
+    faults: list[str] = field(default_factory=list)
+    memory: list[list[tuple[int, int]]] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     left_running: int = 0
     left_waiting: int = 0
+    left_bytes: int = 0
     engine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
-    def num_faults(self) -> int:
-        """Answers of 5xx."""
-        return sum(count for name, count in self.statuses.items() if name.rsplit(" ", 1)[1].startswith("5"))
+    def memory_growth(self) -> float | None:
+        """The largest growth of a server process behind its warm-up: median of its last fifth by its first, less one."""
+        found = [growth for samples in self.memory if (growth := _growth(samples)) is not None]
+        return max(found, default=None)
 
     @property
-    def memory_growth(self) -> float | None:
-        """Median of the last fifth of the samples by that of the first fifth, less one."""
-        size = len(self.memory_bytes) // 5
-        if size == 0:
-            return None
-        first, last = sorted(self.memory_bytes[:size]), sorted(self.memory_bytes[-size:])
-        return last[size // 2] / first[size // 2] - 1
+    def problems(self) -> list[str]:
+        """What must not be, in words."""
+        growth = self.memory_growth
+        found = [f"{len(self.faults)} faults: {', '.join(self.faults[:5])}"] if self.faults else []
+        found += [f"answers that are not their solo runs: {', '.join(self.differing[:9])}"] if self.differing else []
+        left = (self.left_running, self.left_waiting, self.left_bytes)
+        found += [f"left behind: {left[0]} running, {left[1]} waiting, {left[2]} bytes"] if any(left) else []
+        found += [f"memory grew by {growth:.1%}"] if growth is not None and growth > FLAT else []
+        return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "statuses": dict(sorted(self.statuses.items())),
-            "num_faults": self.num_faults,
-            "memory_growth": self.memory_growth,
-            "memory_bytes": self.memory_bytes,
-            "checked": self.checked,
-            "differing": self.differing,
-            "left_running": self.left_running,
-            "left_waiting": self.left_waiting,
-            "engine": self.engine,
-            "seconds": round(self.seconds, 1),
-        }
+        """Plain values, from which :meth:`from_json` makes the state again."""
+        names = ("done", "faults", "memory", "kept", "checked", "differing")
+        names += ("left_running", "left_waiting", "left_bytes", "engine")
+        out = {name: getattr(self, name) for name in names}
+        growth = {"memory_growth": self.memory_growth, "problems": self.problems}
+        return {**growth, **out, "statuses": dict(sorted(self.statuses.items())), "seconds": round(self.seconds, 1)}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> SoakState:
+        """A state that was saved."""
+        given = {name: value for name, value in values.items() if name not in ("memory_growth", "problems")}
+        memory = [[(count, size) for count, size in samples] for samples in given["memory"]]
+        return SoakState(**{**given, "statuses": Counter(given["statuses"]), "memory": memory})
+
+
+def _growth(samples: Sequence[tuple[int, int]]) -> float | None:
+    warm = WARM_UP * samples[-1][0] if samples else 0
+    sizes = [size for count, size in samples if count >= warm]
+    part = len(sizes) // 5
+    if part < 3:
+        return None
+    first, last = sorted(sizes[:part]), sorted(sizes[-part:])
+    return last[part // 2] / first[part // 2] - 1
 
 
 async def soak(
-    client: Client, rows: Sequence[dict[str, Any]], *, requests: int, concurrency: int, pid: int | None, seed: int = 0
-) -> SoakResult:
-    """Send ``requests`` of all kinds, ``concurrency`` at once.
+    client: Client,
+    plan: SoakPlan,
+    state: SoakState,
+    *,
+    pid: int | None,
+    until: float | None = None,
+    on_progress: Callable[[SoakState], None] | None = None,
+) -> bool:
+    """Send the requests that are still missing; what is found goes into ``state``.
 
     Args:
         client: of the server.
-        rows: prompts.
-        requests, concurrency: how many, how many at once.
+        plan, state: what to do, and what was done.
         pid: the server's process, for its memory; ``None`` leaves that out.
-        seed: of what is sent.
+        until: when to stop, by :func:`time.monotonic`.
+        on_progress: called now and then.
+
+    Returns:
+        True if all were sent.
     """
-    found, rng, begun = SoakResult(), random.Random(seed), time.perf_counter()
-    kept: list[tuple[str, dict[str, Any], str]] = []
-    numbers = iter(range(requests))
+    begun, first = time.perf_counter(), state.done
+    state.memory.append([])
+    every = max(1, plan.requests // 400)
+    running: set[int] = set()
+    begun_next = first
+    numbers = _numbers(range(first, plan.requests), until)
 
     async def work() -> None:
+        nonlocal begun_next
         for number in numbers:
-            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-            body = _body(rng.choice(rows), rng, number)
-            status, text = await _send(client, kind, body, rng)
-            found.statuses[f"{kind} {status}"] += 1
-            if text is not None and len(kept) < CHECKED and rng.random() < 2 * CHECKED / requests + 0.02:
-                kept.append((str(number), body, text))
-            if pid is not None and number % max(1, requests // 200) == 0 and number > requests // 10:
-                found.memory_bytes.append(resident_bytes(pid))
+            running.add(number)
+            begun_next = number + 1
+            await _one(client, plan, state, number)
+            running.remove(number)
+            state.done = min(running, default=begun_next)
+            if number % every == 0:
+                if pid is not None:
+                    state.memory[-1].append((number - first, resident_bytes(pid)))
+                if on_progress is not None:
+                    on_progress(state)
 
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    await asyncio.sleep(1.0)
-    status = (await client.get("/outrider/status")).body
-    found.left_running, found.left_waiting = status["load"]["running"], status["load"]["waiting"]
-    found.engine, found.checked = status["engine"], len(kept)
-    for name, body, text in kept:
-        alone = await client.post("/v1/chat/completions", body)
-        if alone.body["choices"][0]["message"]["content"] != text:
-            found.differing.append(name)
-    found.seconds = time.perf_counter() - begun
-    return found
+    await asyncio.gather(*(work() for _ in range(plan.concurrency)))
+    state.seconds += time.perf_counter() - begun
+    await _look(client, state)
+    return state.done == plan.requests
 
 
-def _body(row: dict[str, Any], rng: random.Random, number: int) -> dict[str, Any]:
+def _numbers(all_numbers: Sequence[int], until: float | None) -> Iterator[int]:
+    for number in all_numbers:
+        if until is not None and time.monotonic() >= until:
+            return
+        yield number
+
+
+async def _look(client: Client, state: SoakState, patience_s: float = 30.0) -> None:
+    """Wait until the server has let go of everything, and remember what it has not."""
+    ends = time.monotonic() + patience_s
+    while True:
+        status = (await client.get("/outrider/status")).body
+        load, state.engine = status["load"], status["engine"]
+        state.left_running, state.left_waiting = load["running"], load["waiting"]
+        state.left_bytes = state.engine.get("cache_bytes_in_use", 1) - state.engine.get("prefix_bytes", 0)
+        is_idle = state.left_running == state.left_waiting == state.left_bytes == 0
+        if is_idle or time.monotonic() >= ends:
+            return
+        await asyncio.sleep(0.2)
+
+
+async def check_alone(client: Client, plan: SoakPlan, state: SoakState) -> None:
+    """Ask each kept request again, alone and without speculation, and compare."""
+    for name, text in list(state.kept.items())[:CHECKED]:
+        if name in state.checked:
+            continue
+        body = {**_body(plan, int(name)), "speculation": {"enabled": False}}
+        reply = read_reply(await client.post(CHAT, body))
+        if reply.status != 200 or reply.choices[0].text != text:
+            state.differing.append(name)
+        state.checked.append(name)
+    await _look(client, state)
+
+
+async def _one(client: Client, plan: SoakPlan, state: SoakState, number: int) -> None:
+    rng = random.Random(f"{plan.seed}:{number}")
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    status, text = await _send(client, kind, plan, number, rng)
+    state.statuses[f"{kind} {status}"] += 1
+    if status >= 500 or (status == 0 and kind in ("plain", "streamed", "refused")):
+        state.faults.append(f"number {number} ({kind}): {status}")
+    if text is not None and rng.random() < plan.keep_share and len(state.kept) < 2 * CHECKED:
+        state.kept[str(number)] = text
+
+
+def _body(plan: SoakPlan, number: int) -> dict[str, Any]:
     """A request whose answer depends on nothing but itself: greedy, or with a seed."""
-    body: dict[str, Any] = {"messages": row["messages"], "max_tokens": rng.choice([4, 16, 40])}
+    rng = random.Random(f"{plan.seed}:{number}:body")
+    row = rng.choice(plan.rows)
+    body: dict[str, Any] = {"messages": row["messages"], "max_tokens": rng.choice([1, plan.tokens // 2, plan.tokens])}
+    body |= rng.choice([{}, {}, {}, {"stop": ["\n\n", " the"]}, {"frequency_penalty": 0.8}, {"logprobs": True}])
+    body |= rng.choice([{}, {}, {}, {}, {"structured_outputs": {"regex": "[a-z ]{1,60}"}}, {"min_tokens": 1, "n": 1}])
+    if "structured_outputs" in body:
+        body.pop("min_tokens", None)
     if rng.random() < 0.5:
         return {**body, "temperature": 0}
     return {**body, "temperature": rng.choice([0.7, 1.0]), "seed": number, "top_p": rng.choice([0.9, 1.0])}
 
 
-async def _send(client: Client, kind: str, body: dict[str, Any], rng: random.Random) -> tuple[int, str | None]:
+async def _send(client: Client, kind: str, plan: SoakPlan, number: int, rng: random.Random) -> tuple[int, str | None]:
     """Send one request of a kind; returns its status, and the text of a whole answer."""
-    path = "/v1/chat/completions"
-    if kind == "plain":
-        answer = await client.post(path, body)
-        is_whole = answer.status == 200
-        return answer.status, answer.body["choices"][0]["message"]["content"] if is_whole else None
-    if kind == "streamed":
-        return (await client.post(path, {**body, "stream": True})).status, None
+    body = _body(plan, number)
+    if kind in ("plain", "streamed"):
+        more = {"stream": True, "stream_options": {"include_usage": True}} if kind == "streamed" else {}
+        answer = await client.post(CHAT, {**body, **more})
+        reply = read_reply(answer) if answer.status else Reply(status=0)
+        return reply.status, reply.choices[0].text if reply.status == 200 else None
     if kind == "leaves":
-        request = client.request(path, {**body, "max_tokens": 400, "stream": rng.random() < 0.5})
+        request = client.request(CHAT, {**body, "max_tokens": 10 * plan.tokens, "stream": rng.random() < 0.5})
         return (await client.send(request, leave_after_s=rng.uniform(0.05, 1.0))).status, None
     if kind == "bad_body":
         bad = rng.choice([b"{", b"[]", b"\xff", b'{"messages": 1}', b'{"messages": [], "temprature": 1}'])
-        return (await client.post(path, bad)).status, None
+        return (await client.post(CHAT, bad)).status, None
     if kind == "refused":
-        over = rng.choice(
-            [{"max_tokens": 10**6}, {"top_p": 5}, {"messages": [{"role": "user", "content": "x " * 60_000}]}]
-        )
-        return (await client.post(path, {**body, **over})).status, None
-    whole = client.request(path, body)
+        long = {"messages": [{"role": "user", "content": "x " * 60_000}]}
+        return (
+            await client.post(CHAT, {**body, **rng.choice([{"max_tokens": 10**6}, {"top_p": 5}, long])})
+        ).status, None
+    if kind == "bent":
+        sent = make_request(number, seed=plan.seed)
+        data = request_bytes(sent, f"{client.host}:{client.port}")
+        return (await client.send(data, leave_after_s=60.0 if sent.is_http else 1.0)).status, None
+    whole = client.request(CHAT, body)
     return (await client.send(whole[: rng.randrange(1, len(whole))], leave_after_s=rng.uniform(0.01, 0.2))).status, None
 
 

@@ -116,11 +116,16 @@ class Cancelled(OutriderError):
     """The request was cancelled by its owner."""
 
 
+_LONGEST_NAME = 80
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint naming the closest allowed name, or the empty string.
 
     >>> nearest("temprature", ["temperature", "top_p"])
     "; did you mean 'temperature'?"
     """
+    if len(name) > _LONGEST_NAME:  # no slip of the finger, and comparing it would take long
+        return ""
     found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {found[0]!r}?" if found else ""

@@ -1,9 +1,8 @@
-"""The load script: arms, slices and a soak against a real server of known answers."""
+"""The load script: arms and slices against a real server of known answers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from benchmarks.load.client import Client
 from benchmarks.load.host import PlannerSwitch
 from benchmarks.load.slices import SliceResult, parse_arm, run_slice
-from benchmarks.load.soak import SoakResult, soak
 from benchmarks.serve_load import MIXES, compare_arms
 
 from outrider.drafters.build import make_drafter
@@ -64,21 +62,6 @@ def test_a_slice_counts_what_the_server_made(server: LiveServer) -> None:
     assert found.finished == found.statuses[200] > 0 and found.statuses[0] <= 3 and 0.4 <= found.seconds < 5
     assert found.accepted <= found.drafted and server.is_idle
     assert found.to_json()["tokens_per_s"] == round(found.tokens / found.seconds, 2)
-
-
-def test_a_soak_finds_nothing(server: LiveServer) -> None:
-    found = asyncio.run(soak(client_of(server), ROWS, requests=60, concurrency=6, pid=os.getpid()))
-    assert found.num_faults == 0 and found.differing == [] and found.checked > 5
-    assert found.left_running == found.left_waiting == 0 and server.is_idle
-    assert sum(found.statuses.values()) == 60
-    assert all(name.endswith((" 400", " 413")) for name in found.statuses if name.startswith(("bad_body", "refused")))
-
-
-def test_a_soak_that_found_something_says_so() -> None:
-    bad = SoakResult(memory_bytes=[100] * 10 + [150] * 10)
-    bad.statuses.update({"plain 500": 2, "plain 200": 5})
-    assert bad.num_faults == 2 and bad.memory_growth == pytest.approx(0.5)
-    assert SoakResult().memory_growth is None
 
 
 def slice_of(arm: str, speed: float) -> SliceResult:

@@ -281,6 +281,9 @@ def test_a_met_limit_ends_the_output_with_an_error_alike_with_and_without_drafts
     ]
     for broken, companion in found:
         assert broken.finish_reason is FinishReason.ERROR and len(broken.text) == 4
+        assert (
+            "structured_outputs met a limit" in broken.error and "tokens; make the constraint smaller" in broken.error
+        )
         assert companion.finish_reason is FinishReason.LENGTH
     assert found[0][0].token_ids == found[1][0].token_ids
 

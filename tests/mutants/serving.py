@@ -31,4 +31,20 @@ SERVING = (
         tests=("tests/serve/test_tools.py::test_a_tag_in_two_pieces",),
         why="a streamed answer shows the beginning of a call as text, and the call is lost",
     ),
+    Mutant(
+        name="a_server_that_ends_still_takes_requests",
+        file="serve/worker.py",
+        old="if self._is_closed:",
+        new="if self._is_closed and False:",
+        tests=("tests/serve/test_worker.py::test_a_closed_door_is_told_until_the_last_answer_is_out",),
+        why="it accepts what it will not finish, or never ends",
+    ),
+    Mutant(
+        name="of_two_values_for_one_name_one_is_ignored",
+        file="serve/protocol.py",
+        old="if len(values) < len(pairs):",
+        new="if False:",
+        tests=("tests/serve/test_protocol.py::test_one_name_twice_in_an_object_is_refused",),
+        why="a field that was sent is not honoured, and nobody is told",
+    ),
 )

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from benchmarks.scenarios import SCENARIOS, Setup, permutation_test
+from benchmarks.scenario_parts import permutation_test
+from benchmarks.scenarios import SCENARIOS, Setup
 
 pytestmark = pytest.mark.real_model
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
+from benchmarks.http_fuzz import fuzz
+from benchmarks.load.client import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest
+from outrider.serve.protocol import ChatRequest, CompletionRequest
+from outrider.serve.refused import REFUSED
 from tests.serve.support import CLIENT, CLOCK, WEATHER, LiveServer, sse
 
 NUMBERS = st.one_of(st.integers(-3, 200), st.floats(allow_nan=False, width=32), st.just(2**70))
@@ -57,7 +61,7 @@ LIKELY: dict[str, Any] = {
     ),
     "prompt": st.one_of(TEXTS, st.lists(st.integers(-1, 280), max_size=4), st.lists(TEXTS, max_size=2)),
 }
-NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *_REFUSED, "unknown", "ma\ud800x"})
+NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED, "unknown", "ma\ud800x"})
 FIELDS = st.sampled_from(NAMES).flatmap(
     lambda name: st.tuples(st.just(name), st.one_of(LIKELY.get(name, JSON), LIKELY.get(name, JSON), JSON))
 )
@@ -107,3 +111,10 @@ def test_no_bytes_make_a_fault(scripted: LiveServer, raw: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = CLIENT.post(f"{scripted.url}/v1/chat/completions", content=raw, headers=headers, timeout=20)
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_bent_requests_fault_nothing(on: LiveServer) -> None:
+    host, _, port = on.url.removeprefix("http://").partition(":")
+    found = asyncio.run(fuzz(Client(host, int(port)), range(150), limit_s=20, every=75))
+    assert found.problems == [] and found.statuses[200] > 20 and found.statuses[400] > 50
+    assert on.service.worker.tally.faults == 0 and on.is_idle

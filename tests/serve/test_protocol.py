@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
+from outrider.serve import protocol
 from outrider.serve.errors import ApiError
-from outrider.serve.protocol import _REFUSED, ChatRequest, CompletionRequest, parse_body
+from outrider.serve.protocol import ChatRequest, CompletionRequest, parse_body
+from outrider.serve.refused import REFUSED
 from outrider.serve.sampling import constraint_of, most_tokens, sampling_of
 from tests.serve.support import CLOCK, WEATHER
 
@@ -79,12 +82,12 @@ def test_a_missing_field_is_named() -> None:
     assert refusal({}, CompletionRequest).param == "prompt"
 
 
-@pytest.mark.parametrize("name", sorted(_REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_known_fields_that_are_not_honoured(name: str) -> None:
     for kind, base in ((ChatRequest, CHAT), (CompletionRequest, TEXT)):
         error = refusal({**base, name: {"anything": 1}}, kind)
         assert error.param == name and name in error.message and error.code == "unsupported_field"
-        for harmless in (None, *_REFUSED[name][0]):
+        for harmless in (None, *REFUSED[name][0]):
             parse_body(json.dumps({**base, name: harmless}).encode(), kind)
 
 
@@ -160,3 +163,44 @@ def test_a_tool_is_shown_to_the_model_as_it_was_sent() -> None:
     odd = {"function": {"parameters": {"b": 1, "a": 2}, "name": "f"}, "type": "function"}
     [tool] = parse_body(json.dumps({**CHAT, "tools": [odd]}).encode(), ChatRequest).tools or []
     assert json.dumps(tool.raw) == json.dumps(odd)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"stop": ["x"] * 65}, "stop is not possible: list should have at most 64 items"),
+        ({"stop": "x" * 1001}, "stop is not possible"),
+        ({"bad_words": ["x"] * 1001}, "bad_words is not possible"),
+        ({"stop_token_ids": [1] * 1001}, "stop_token_ids is not possible"),
+        ({"logit_bias": {str(i): "x" for i in range(5000)}}, "logit_bias has 5000 entries; allowed: at most 4096"),
+        ({"metadata": {str(i): "x" for i in range(65)}}, "metadata has 65 entries; allowed: at most 64"),
+    ],
+)
+def test_what_would_take_time_at_every_token_is_limited(fields: dict[str, Any], words: str) -> None:
+    error = refusal(json.dumps({**CHAT, **fields}).encode())
+    assert error.message.startswith(words) and error.param == next(iter(fields))
+
+
+def test_a_body_of_nothing_but_mistakes_is_refused_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    first = protocol._first_mistake
+    monkeypatch.setattr(protocol, "_first_mistake", lambda e: (counts.append(e.error_count()), first(e))[1])
+    for raw in (b'{"prompt": [' + b"null," * 2000 + b"null]}", b'{"prompt": "x", "stop": [' + b"1," * 60 + b"1]}"):
+        with pytest.raises(ApiError, match=r"(prompt|stop)\[0\] is not possible"):
+            parse_body(raw, CompletionRequest)
+    with pytest.raises(ApiError, match=r"messages\[0\] is not possible"):
+        parse_body(b'{"messages": [' + b"1," * 2000 + b"1]}", ChatRequest)
+    assert len(counts) == 3 and max(counts) < 9
+
+
+def test_one_name_twice_in_an_object_is_refused() -> None:
+    message = refusal(b'{"messages": [], "temperature": 0, "temperature": 1}').message
+    assert "'temperature' is given twice" in message
+    inner = b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
+    assert "'content' is given twice" in refusal(inner).message
+
+
+def test_a_long_unknown_name_is_not_compared() -> None:
+    begun = time.perf_counter()
+    message = refusal(json.dumps({**CHAT, "temperatur" * 100_000: 1}).encode()).message
+    assert "did you mean" not in message and len(message) < 300 and time.perf_counter() - begun < 2

@@ -37,6 +37,10 @@ def test_reasons() -> None:
         with pytest.raises(ApiError) as caught:
             finish_word(result(reason))
         assert caught.value.status == 500
+    dear = result(FinishReason.ERROR, error="structured_outputs met a limit on what a grammar may cost behind 4 tokens")
+    with pytest.raises(ApiError) as caught:  # no fault of the server's
+        finish_word(dear)
+    assert caught.value.status == 400 and caught.value.param == "structured_outputs"
 
 
 def test_each_prompt_counts_once() -> None:

@@ -107,6 +107,31 @@ def test_what_was_accepted_is_finished_and_nothing_else_is_taken() -> None:
     assert worker.join(10) and not worker.is_healthy
 
 
+def test_a_closed_door_is_told_until_the_last_answer_is_out() -> None:
+    worker = Worker(Bridge(Engine(ScriptedModel())), max_waiting=4)
+    worker.start()
+
+    async def drain() -> None:
+        stream = await worker.submit([job("a", "a long story")])
+        assert not worker.is_draining and not worker.is_drained
+        worker.close()
+        assert worker.is_draining
+        for name in "bc":
+            with pytest.raises(ApiError) as caught:
+                await worker.submit([job(name)])
+            error = caught.value
+            assert error.status == 503 and error.headers() == {"retry-after": "5", "connection": "close"}
+        while stream.missing:
+            await stream.batch()
+        assert worker.is_drained and worker.is_healthy  # the thread still answers
+        with pytest.raises(ApiError):
+            await worker.submit([job("d")])
+
+    asyncio.run(drain())
+    worker.stop()
+    assert worker.join(10)
+
+
 def test_an_engine_that_keeps_failing_is_not_healthy(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> list[StreamEvent]:
         raise RuntimeError("broken")

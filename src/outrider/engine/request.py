@@ -18,6 +18,9 @@ from outrider.sampling.state import SamplingState, bad_word_ids, check_token_ids
 
 __all__ = ["Prompt", "build_request", "build_sequences"]
 
+_CHARACTERS_A_TOKEN = 16
+"""More than a token of any text has on average."""
+
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
 """Raw text, token ids, or chat messages (rendered with the target's template)."""
 
@@ -112,12 +115,15 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
 
 
 def _predicted(text: str | None, spec: TargetSpec, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Token ids of the text that the output may repeat, no more than the window holds."""
+    """Token ids of the text that the output may repeat, no more than the window holds.
+
+    It only ever makes drafts, so of a text that is far too long no more is read than might be of use.
+    """
     if text is None or text == "":
         return ()
     if tokenizer is None:
         raise PromptError("prediction is a text, and this target has no tokenizer; leave it out")
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text[: _CHARACTERS_A_TOKEN * spec.max_positions])
     return tuple(token for token in ids[: spec.max_positions] if token < spec.vocab_size)
 
 

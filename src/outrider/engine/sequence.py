@@ -16,8 +16,10 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.state import SamplingState
 from outrider.types import DraftMode, FinishReason, StepReport, TokenLogprobs
 
-__all__ = ["NO_SLOT", "LiveSequence", "Request"]
+__all__ = ["BROKEN_GRAMMAR", "NO_SLOT", "LiveSequence", "Request"]
 
+BROKEN_GRAMMAR = "structured_outputs met a limit on what a grammar may cost"
+"""How the error of a choice begins whose grammar was not to be followed any further."""
 NO_SLOT = -1
 """The slot of a sequence that has no cache: it waits, or was put back."""
 
@@ -163,6 +165,8 @@ class LiveSequence:
         """Mark as ended."""
         self.finish_reason = reason
         self.finished = time.perf_counter()
+        if reason is FinishReason.ERROR:
+            self.error = f"{BROKEN_GRAMMAR} behind {self.num_output} tokens; make the constraint smaller or simpler"
         self.text.finish()
 
     def end_early(self, reason: FinishReason) -> None:

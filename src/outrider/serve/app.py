@@ -55,7 +55,9 @@ def create_app(engine: Engine, *, config: ServeConfig | None = None, keys: KeyRi
             service.worker.stop()
             await asyncio.to_thread(service.worker.join, config.drain_timeout_s)
 
-    app = FastAPI(title="Outrider", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Outrider", lifespan=lifespan, redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None
+    )
     app.state.service = service
     app.add_middleware(Gate, keys=keys, config=config, tally=service.worker.tally)
     app.add_exception_handler(HTTPException, _no_such_path)
@@ -200,7 +202,7 @@ async def _page(request: Request) -> Response:
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    path = request.scope["path"][:200]  # request.url would read the Host header, which may hold anything
     if error.status_code == 405:
         return _refused(ApiError(405, f"{request.method} is not possible at {path}"))
     hint = nearest(path, KNOWN_PATHS) or f"; allowed: {', '.join(KNOWN_PATHS)}"

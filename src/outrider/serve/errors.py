@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from outrider.errors import ConfigError, DataError, DrainingError, OutriderError, PromptError
+from outrider.errors import (
+    CapacityError,
+    ConfigError,
+    DataError,
+    DrainingError,
+    MissingExtra,
+    OutriderError,
+    PromptError,
+)
 
 __all__ = ["ApiError", "api_error", "bad_request", "internal_error"]
 
@@ -27,6 +35,10 @@ _TYPES = {
 }
 # Errors of the engine begin with the field they are about: "top_p 2 is not possible; ..."
 _LEADING_FIELD = re.compile(r"([a-z][a-z_.]*) ")
+
+
+LONGEST_MESSAGE = 2000
+"""What a client sent may stand in a message; not all of it, if it is long."""
 
 
 class ApiError(Exception):
@@ -51,7 +63,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
@@ -74,6 +86,8 @@ class ApiError(Exception):
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
         elif self.status == 408:
             headers["x-should-retry"] = "false"
+        if self.status == 503:
+            headers["connection"] = "close"  # the next try should find another server behind this address
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
@@ -100,6 +114,10 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), code="draining", retry_after_s=5)
     if isinstance(error, PromptError):
         return bad_request(str(error), param="prompt", code="invalid_prompt")
+    if isinstance(error, CapacityError):
+        return bad_request(str(error), param="max_tokens", code="capacity_exceeded")
+    if isinstance(error, MissingExtra):
+        return bad_request(f"this server cannot do that: {error}", code="unsupported_field")
     if isinstance(error, ConfigError | DataError):
         found = _LEADING_FIELD.match(str(error))
         return bad_request(str(error), param=found[1] if found else None, code="invalid_value")

@@ -7,12 +7,14 @@ that this server does not honour with the reason. Values are taken strictly: no 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -23,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from outrider.errors import nearest
 from outrider.serve.errors import ApiError, bad_request
+from outrider.serve.refused import REFUSED
 
 __all__ = [
     "ChatRequest",
@@ -36,46 +39,27 @@ __all__ = [
     "parse_body",
 ]
 
-# Known fields that are not honoured: null (or the value given here, which changes nothing) passes, anything else does not.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((1,), "use n"),
-    "echo": ((False,), "put the prompt in front yourself"),
-    "suffix": (("",), "this model fills no gaps"),
-    "use_beam_search": ((False,), "use n and sampling"),
-    "length_penalty": ((1, 1.0), "it belongs to beam search"),
-    "prompt_logprobs": ((), "use logprobs, which are those of the output"),
-    "allowed_token_ids": ((), "use structured_outputs or logit_bias"),
-    "include_stop_str_in_output": ((False,), "stop strings are never part of the output"),
-    "skip_special_tokens": ((True,), "special tokens are never part of the text; use return_token_ids"),
-    "spaces_between_special_tokens": ((True,), "special tokens are never part of the text"),
-    "continue_final_message": ((False,), "use /v1/completions to continue a text"),
-    "chat_template": ((), "the server uses the model's own template"),
-    "chat_template_kwargs": (({},), "the server uses the model's own template"),
-    "documents": (([],), "write them into a message"),
-    "functions": ((), "use tools"),
-    "function_call": ((), "use tool_choice"),
-    "modalities": ((["text"],), "this model writes text"),
-    "audio": ((), "this model writes text"),
-    "reasoning_effort": ((), "this model has no levels of reasoning"),
-    "verbosity": ((), "say it in a message"),
-    "web_search_options": ((), "this server searches nothing"),
-    "service_tier": (("auto", "default"), "there is one tier"),
-    "store": ((False,), "this server stores nothing"),
-    "priority": ((0,), "requests are served in the order of their arrival"),
-    "cache_salt": ((), "caches are separate for each API key"),
-    "guided_json": ((), "use structured_outputs"),
-    "guided_regex": ((), "use structured_outputs"),
-    "guided_choice": ((), "use structured_outputs"),
-    "guided_grammar": ((), "use structured_outputs"),
-    "request_id": ((), "send the header X-Request-Id"),
-    "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
-    "typical_p": ((1, 1.0), "use min_p"),
-    "max_new_tokens": ((), "use max_tokens"),
-}
-
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 TokenId = int
+
+
+class _AtFirst(FailFast):
+    """Stop at the first mistake. Hashable, as members of a union must be."""
+
+    __hash__ = object.__hash__
+
+
+_AT_FIRST = _AtFirst()
+# Of a list the first mistake is enough: a body of nothing but mistakes would become a million complaints otherwise.
+TokenIds: TypeAlias = Annotated[list[TokenId], _AT_FIRST]
+Texts: TypeAlias = Annotated[list[str], _AT_FIRST]
+StopText: TypeAlias = Annotated[str, Field(max_length=1000)]
+
+MOST_TEXTS = 1000
+"""Most entries of ``bad_words``, ``stop_token_ids`` and ``tools``: each costs time at every token, or room in every prompt."""
+MOST_STOPS = 64
+MOST_BIASES = 4096
 
 
 class _Part(BaseModel):
@@ -140,7 +124,7 @@ class Prediction(_Part):
     """``prediction``: text that the answer is expected to hold, used as a draft."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], _AT_FIRST]
 
     @property
     def text(self) -> str:
@@ -205,10 +189,10 @@ class SharedFields(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[StopText], _AT_FIRST, Field(max_length=MOST_TEXTS)] | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopText | Annotated[list[StopText], _AT_FIRST, Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_TEXTS)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     n: int | None = Field(default=None, ge=1, le=128)
@@ -241,11 +225,11 @@ class SharedFields(BaseModel):
 class ChatRequest(SharedFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], _AT_FIRST]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition], _AT_FIRST, Field(max_length=MOST_TEXTS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -270,9 +254,11 @@ class ChatRequest(SharedFields):
 class CompletionRequest(SharedFields):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], _AT_FIRST]
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
+
+_MOST_ENTRIES = {"logit_bias": MOST_BIASES, "metadata": 64}
 
 R = TypeVar("R", ChatRequest, CompletionRequest)
 
@@ -285,9 +271,13 @@ def parse_body(raw: bytes, model: type[R]) -> R:
     """
     values = _read_json(raw)
     known = _field_names(model)
+    for name, most in _MOST_ENTRIES.items():
+        given = values.get(name)
+        if isinstance(given, dict) and len(given) > most:
+            raise bad_request(f"{name} has {len(given)} entries; allowed: at most {most}", param=name)
     for name, value in values.items():
-        if name in _REFUSED and name not in known:
-            allowed, advice = _REFUSED[name]
+        if name in REFUSED and name not in known:
+            allowed, advice = REFUSED[name]
             if value is not None and not any(value == same and type(value) is type(same) for same in allowed):
                 raise bad_request(f"{name} is not supported; {advice}", param=name, code="unsupported_field")
         elif name not in known:
@@ -303,7 +293,8 @@ def parse_body(raw: bytes, model: type[R]) -> R:
 
 def _read_json(raw: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        text = raw.decode("utf-8")
+        values = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not UTF-8 text (byte {error.start})", code="invalid_json") from None
     except RecursionError:
@@ -317,6 +308,15 @@ def _read_json(raw: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of two values for one name the earlier one would be ignored."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{twice[:80]!r} is given twice in one object")
+    return values
 
 
 def _field_names(model: type[BaseModel]) -> list[str]:
@@ -333,9 +333,10 @@ def _other_endpoint(name: str, model: type[BaseModel]) -> str:
 def _first_mistake(error: ValidationError) -> ApiError:
     """The first mistake that pydantic found, in our words."""
     found = error.errors(include_url=False, include_context=True)
-    # Of a union every member complains; the deepest complaint is about what was meant.
+    # Of a union every member complains; the deepest complaint is about what was meant, then one that is not about the type.
     first = found[0]["loc"][:1]
-    mistake = max((m for m in found if m["loc"][:1] == first), key=lambda m: len(m["loc"]))
+    complaints = [mistake for mistake in found if mistake["loc"][:1] == first]
+    mistake = max(complaints, key=lambda m: (len(m["loc"]), not m["type"].endswith("_type")))
     names = [part for part in mistake["loc"] if isinstance(part, int) or _is_name(part)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
     if mistake["type"] == "missing":

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider.engine.result import GenerationResult, StreamEvent
+from outrider.engine.sequence import BROKEN_GRAMMAR
 from outrider.metrics import SpeculationStats
 from outrider.models.tokenizer import Detokenizer, Tokenizer
-from outrider.serve.errors import internal_error
+from outrider.serve.errors import bad_request, internal_error
 from outrider.serve.tally import cached_tokens
 from outrider.types import FinishReason, StepReport, TokenLogprobs
 
@@ -134,8 +135,10 @@ def finish_word(result: GenerationResult, *, num_calls: int = 0) -> str:
     """OpenAI's ``finish_reason``.
 
     Raises:
-        ApiError: 500, the engine gave the choice up.
+        ApiError: 400, its grammar was too dear to be followed; 500, the engine gave the choice up.
     """
+    if result.error.startswith(BROKEN_GRAMMAR):
+        raise bad_request(result.error, param="structured_outputs", code="constraint_too_costly")
     if result.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
         raise internal_error()
     if num_calls and result.finish_reason is FinishReason.STOP:

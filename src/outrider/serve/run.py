@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -16,6 +17,7 @@ from outrider.errors import ConfigError
 from outrider.serve.app import create_app
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
+from outrider.serve.worker import Worker
 
 __all__ = ["Listener", "bind", "serve"]
 
@@ -41,16 +43,23 @@ def bind(config: ServeConfig) -> socket.socket:
 
 
 class Listener(uvicorn.Server):
-    """A server that says when it is ready and when it begins to end.
+    """A server that says when it is ready, and that answers to the end: while it drains, whoever comes is told so (503).
 
     Args:
         config: uvicorn's own.
         on_ready: called once requests are taken.
+        worker: what was accepted.
+        drain_timeout_s: most seconds from the first signal to the end.
     """
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], *, worker: Worker, drain_timeout_s: float
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._worker = worker
+        self._drain_timeout_s = drain_timeout_s
+        self._ends_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -58,11 +67,24 @@ class Listener(uvicorn.Server):
         if self.started:
             self._on_ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: close the door once everything accepted has ended, or time is up."""
+        if self._ends_at is not None:
+            left = self._ends_at - time.monotonic()
+            if left <= 0 or self._worker.is_drained or not self._worker.is_healthy:
+                self.config.timeout_graceful_shutdown = max(1, math.ceil(left))
+                self.should_exit = True
+        return await super().on_tick(counter)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: nothing new is taken, what was accepted is finished; a second one ends at once."""
-        if not self.should_exit:
+        self._captured_signals.append(sig)
+        if self._ends_at is None:
             logger.warning("%s: running requests are finished first", signal.Signals(sig).name)
-        super().handle_exit(sig, frame)
+            self._ends_at = time.monotonic() + self._drain_timeout_s
+            self._worker.close()
+        else:
+            self.should_exit = self.force_exit = True
 
 
 def serve(
@@ -79,12 +101,12 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
     )
     # Once it has drained uvicorn raises the signal again for whoever was there before it; SIGTERM is then done with.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        Listener(settings, on_ready).run(sockets=[bound])
+        worker = app.state.service.worker
+        Listener(settings, on_ready, worker=worker, drain_timeout_s=config.drain_timeout_s).run(sockets=[bound])
     finally:
         signal.signal(signal.SIGTERM, before)
         bound.close()

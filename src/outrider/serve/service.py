@@ -88,6 +88,9 @@ class Service:
             ApiError, OutriderError: what the client must change.
         """
         self._check_shared(request)
+        if len(request.messages) > self.spec.max_positions:
+            count, window = len(request.messages), self.spec.max_positions
+            raise bad_request(f"messages has {count} entries, more than the window's {window} tokens", param="messages")
         prompts = [chat_prompt(request, self.tokenizer)]
         top = (request.top_logprobs or 0) if request.logprobs else None
         forced = self._forced_calls(request)

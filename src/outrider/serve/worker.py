@@ -89,6 +89,11 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -115,8 +120,10 @@ class Worker:
         self.bridge = bridge
         self.tally = Tally()
         self._max_waiting = max_waiting
-        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Call | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Call | _Close | _Stop] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
+        self._is_closing = False
+        self._is_closed = False
         self._is_stopping = False
         self._faults = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -135,7 +142,12 @@ class Worker:
     @property
     def is_draining(self) -> bool:
         """True once no new job is taken."""
-        return self._is_stopping
+        return self._is_closing
+
+    @property
+    def is_drained(self) -> bool:
+        """True once no new job is taken and all that were taken have ended."""
+        return self._is_closed and not self._running
 
     async def submit(self, jobs: Sequence[Job]) -> Stream:
         """Queue the jobs of one request, all or none.
@@ -169,8 +181,14 @@ class Worker:
         self._commands.put(_Call(function, loop, answer))
         return await answer
 
+    def close(self) -> None:
+        """Take nothing new from here on; what was submitted before is finished, and the thread goes on to answer."""
+        self._is_closing = True
+        self._commands.put(_Close())
+
     def stop(self) -> None:
         """Take nothing new, finish what was taken, end the thread."""
+        self._is_closing = True
         self._commands.put(_Stop())
 
     def join(self, timeout_s: float) -> bool:
@@ -196,7 +214,7 @@ class Worker:
             while True:
                 self._handle(self._commands.get_nowait())
 
-    def _handle(self, command: _Submit | _Cancel | _Call | _Stop) -> None:
+    def _handle(self, command: _Submit | _Cancel | _Call | _Close | _Stop) -> None:
         if isinstance(command, _Submit):
             self._submit(command)
         elif isinstance(command, _Cancel):
@@ -208,7 +226,8 @@ class Worker:
         elif isinstance(command, _Call):
             self._call(command)
         else:
-            self._is_stopping = True
+            self._is_closed = True
+            self._is_stopping = self._is_stopping or isinstance(command, _Stop)
 
     def _submit(self, command: _Submit) -> None:
         done: list[Job] = []
@@ -228,7 +247,7 @@ class Worker:
         _answer(command.stream.loop, command.answer)
 
     def _refuse(self, num_jobs: int) -> None:
-        if self._is_stopping:
+        if self._is_closed:
             raise ApiError(503, "the server is ending and takes nothing new", code="draining", retry_after_s=5)
         if self._faults >= MOST_FAULTS:
             raise ApiError(503, "the engine keeps failing; restart the server", code="unhealthy")

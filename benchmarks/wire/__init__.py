@@ -1,0 +1,1 @@
+"""What a server says over HTTP, beside what the library says of itself."""

@@ -1,0 +1,59 @@
+"""What a client may get wrong and a server must not take for a fault of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from benchmarks.load.client import Client
+
+from outrider.engine.config import EngineConfig
+from outrider.errors import ConfigError, MissingExtra
+from outrider.serve.auth import KeyRing
+from outrider.serve.config import ServeConfig
+from outrider.serve.errors import api_error
+from tests.serve.support import CLIENT, LiveServer, ScriptedModel, serving
+
+
+def test_an_odd_host_or_a_slash_too_many_is_no_fault(scripted: LiveServer) -> None:
+    with serving(ScriptedModel(), keys=KeyRing([("ann", "secret-of-ann")])) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        for path in ("/nothing", "/v1/chat/completions/"):
+            head = f"GET {path} HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer secret-of-ann\r\nConnection: close\r\n\r\n"
+            answer = asyncio.run(Client("127.0.0.1", port).send(head.encode()))
+            assert answer.status == 404 and answer.body["error"]["code"] == "not_found", answer
+    assert CLIENT.get(f"{scripted.url}/v1/models/{scripted.service.model_name}").status_code == 200
+
+
+def test_a_body_that_is_too_large_is_told_though_the_client_still_sends() -> None:
+    with serving(ScriptedModel(), config=ServeConfig(port=0, max_body_bytes=1 << 20)) as server:
+        client = Client("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        answer = asyncio.run(client.post("/v1/completions", b'{"prompt": "' + b"x" * (6 << 20) + b'"}'))
+        assert answer.status == 413 and "1048576" in answer.body["error"]["message"]
+        head = client.request("/v1/completions", b"").replace(b"Content-Length: 0", b"Content-Length: 999999999")
+        assert asyncio.run(client.send(head)).status == 413  # far too large: not even read
+
+
+def test_a_request_that_the_cache_could_never_hold_is_the_clients_to_change(tiny_target: Any) -> None:
+    with serving(tiny_target, engine=EngineConfig(schedule="fixed", cache_memory_gb=2e-4)) as server:
+        response = server.post("/v1/completions", {"prompt": "x", "max_tokens": 400})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "capacity_exceeded" and error["param"] == "max_tokens"
+        fits = server.post("/v1/completions", {"prompt": "x", "max_tokens": 4})
+        assert fits.status_code == 200, fits.text
+
+
+def test_a_missing_extra_is_told_and_no_fault() -> None:
+    told = api_error(MissingExtra("structured_outputs needs llguidance, which is not installed"))
+    assert told.status == 400 and "structured_outputs needs llguidance" in told.message
+
+
+def test_no_message_is_as_long_as_what_was_sent() -> None:
+    told = api_error(ConfigError("seed " + "9" * 5000)).message
+    assert len(told) == 2000 and told.endswith("9...")
+
+
+def test_more_messages_than_the_window_has_tokens(off: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": ""}] * 513}
+    error = off.post("/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "messages" and "513 entries" in error["message"]
