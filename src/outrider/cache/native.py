@@ -62,9 +62,9 @@ class NativeCache:
         """Keep the first ``base`` cached tokens and, of the rows behind them, those in ``path`` (ascending), in order."""
         length = self._lengths[slot]
         assert 0 <= base <= length, (base, length)
-        assert all(low < high for low, high in itertools.pairwise(path)), path
         assert not path or (path[0] >= 0 and base + path[-1] < length), (path, base, length)
-        if any(index != row for index, row in enumerate(path)):
+        if tuple(path) != tuple(range(len(path))):
+            assert all(low < high for low, high in itertools.pairwise(path)), path
             rows = torch.tensor(path, dtype=torch.int32)
             address, capacity = self.address(slot)
             library().outrider_keep(
