@@ -53,15 +53,14 @@ def test_known_greedy_tokens_give_the_verdicts_of_a_walk_that_asks() -> None:
     for _ in range(400):
         proposals = [random_proposal(rng) for _ in range(3)]
         first_rows = [0, 1 + len(proposals[0]), 2 + len(proposals[0]) + len(proposals[1])]
-        tokens = [rng.randrange(3) for _ in range(3 + sum(map(len, proposals)))]
-        choices = {}
+        tokens = [0] * (3 + sum(map(len, proposals)))
+        choices: dict[tuple[int, tuple[int, ...]], int] = {}
         for index, (proposal, first) in enumerate(zip(proposals, first_rows, strict=True)):
             paths: list[tuple[int, ...]] = []
             for node, parent in enumerate(proposal.parents):
                 paths.append((*(() if parent == ROOT else paths[parent]), proposal.tokens[node]))
-            # Of siblings that carry one token the first is kept, and its row is the one that is read.
-            for node, path in reversed([(ROOT, ()), *enumerate(paths)]):
-                choices[index, path] = tokens[first + node + 1]
+            for row, path in enumerate([(), *paths]):  # siblings that carry one token have one law
+                tokens[first + row] = choices.setdefault((index, path), rng.randrange(3))
         assert verify(proposals, GreedyTokens(tokens, first_rows)) == verify(proposals, ScriptedLaws(choices=choices))
 
 
