@@ -389,7 +389,8 @@ class Engine:
         now = time.perf_counter()
         if not cancelled and now < self._next_deadline:
             return interrupted
-        ended, self._next_deadline = [], math.inf
+        self._next_deadline = math.inf
+        ended: list[tuple[LiveSequence, FinishReason]] = []
         for sequence in self._scheduler.sequences():
             request = sequence.request
             if request.id in cancelled:
