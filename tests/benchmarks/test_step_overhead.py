@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.step_overhead import Cell, measure
 
 from benchmarks import step_overhead
-from benchmarks.step_overhead import Cell, measure
 from outrider.engine import step as engine_step
 
 
