@@ -2,7 +2,7 @@
 
 The target looks each row's next token up and the head reads it off, so that next to nothing but the engine is left. Times
 are of the thread's own processor time, so that others on the machine disturb them little. The planner is told that passes
-and drafts take what :data:`PASSES` and the drafters' costs say: else it would learn that passes are free, and draft nothing.
+(and the head) take what :data:`PASSES` and its own table say: else it would learn that passes are free, and draft nothing.
 
 Arms: ``off`` no drafter; ``idle`` a drafter whose drafts are never kept, so that the planner leaves it alone; ``adaptive``
 texts that repeat themselves, so that drafts pay. The parts come from a run of their own with clocks around them, which
@@ -232,7 +232,7 @@ def make_engine(cell: Cell) -> Engine:
 
 
 def _tell_costs(engine: Engine) -> None:
-    """Whatever the clocks say, the planner learns that everything took what the table says."""
+    """Whatever the clocks say, the planner learns that passes and the head took what the table says; lookups are real."""
     live = engine.planner.costs
     learn_pass, learn_draft = live.learn_pass, live.learn_draft
 
@@ -243,7 +243,7 @@ def _tell_costs(engine: Engine) -> None:
 
     def told_draft(name: str, *, num_sequences: int, depth: int, num_read: int, draft_ms: float) -> None:
         costs = live.table.drafts[name]
-        ms = costs(num_sequences, depth) + costs.row * num_read
+        ms = costs(num_sequences, depth) + costs.row * num_read if name == "head" else draft_ms
         learn_draft(name, num_sequences=num_sequences, depth=depth, num_read=num_read, draft_ms=ms)
 
     object.__setattr__(live, "learn_pass", told_pass)

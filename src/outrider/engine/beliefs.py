@@ -156,20 +156,26 @@ class Calibration:
         place = bisect_right(_EDGES, probability)
         return (self._kept[place] + _TRUST * probability) / (self._tested[place] + _TRUST)
 
-    def add(self, estimates: Sequence[float], kept: int) -> None:
-        """Siblings were tested, and one of them was kept (-1: none)."""
+    def add(self, estimates: Sequence[float], kept: int) -> float:
+        """Siblings were tested, and one of them was kept (-1: none). Returns how many of them it had promised."""
+        promised = 0.0
         for index, probability in enumerate(estimates):
             place = bisect_right(_EDGES, probability)
-            self._tested[place] = 0.999 * self._tested[place] + 1
-            self._kept[place] = 0.999 * self._kept[place] + (index == kept)
+            num_tested, num_kept = self._tested[place], self._kept[place]
+            promised += (num_kept + _TRUST * probability) / (num_tested + _TRUST)
+            self._tested[place] = 0.999 * num_tested + 1
+            self._kept[place] = 0.999 * num_kept + (index == kept)
+        return promised
 
     def path_probs(self, proposal: Proposal, scale: float) -> list[float]:
         """Corrected probability that each node of a proposal is kept; a child's never exceeds its parent's."""
         assert proposal.scores is not None
         probs: list[float] = []
-        for score, parent in zip(proposal.scores, proposal.parents, strict=True):
-            above, base = (1.0, 0.0) if parent == ROOT else (probs[parent], proposal.scores[parent])
-            probs.append(above * min(1.0, scale * self(math.exp(min(0.0, score - base)))))
+        scores, calibrated = proposal.scores, self.__call__
+        for score, parent in zip(scores, proposal.parents, strict=True):
+            above, base = (1.0, 0.0) if parent == ROOT else (probs[parent], scores[parent])
+            rate = scale * calibrated(math.exp(score - base) if score < base else 1.0)
+            probs.append(above * rate if rate < 1.0 else above)
         return probs
 
 
@@ -317,8 +323,7 @@ class Evidence:
         pooled.add(flags, is_surprise=is_surprise)
         if proposal.scores is not None and len(proposal):
             for estimates, kept in sibling_groups(proposal, report):
-                own.belief.compare(sum(map(pooled.calibration, estimates)), kept >= 0)
-                pooled.calibration.add(estimates, kept)
+                own.belief.compare(pooled.calibration.add(estimates, kept), kept >= 0)
         own.last_asked, own.num_asks, own.computed = self.step, own.num_asks + 1, -1
 
     def forget(self, key: int) -> None:
