@@ -60,7 +60,7 @@ class Proposal:
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), (self.tokens, self.parents)
-        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents)), self.parents
+        assert self.is_chain or all(ROOT <= parent < node for node, parent in enumerate(self.parents)), self.parents
         if self.draft_probs_NV is not None:
             assert self.is_chain, "only single chains may be drawn"
             assert self.draft_probs_NV.shape[0] == len(self.tokens)
@@ -73,11 +73,13 @@ class Proposal:
     @property
     def is_chain(self) -> bool:
         """True if every node's parent is the node before it."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     @property
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; children of the root have depth 1."""
+        if self.is_chain:
+            return tuple(range(1, len(self.parents) + 1))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)

@@ -90,7 +90,22 @@ def test_idle_passes_fade_a_requests_evidence() -> None:
     own = Belief()
     own.add((False,), decay=0.9)
     own.fade_to(200)
-    assert own.reached[0] < 0.1 and own.seen == 200
+    assert own.reached[0] / own.unit < 0.1 and own.seen == 200
+
+
+def test_counts_read_in_their_unit_are_those_of_fading_every_one_of_them() -> None:
+    """Also where the unit has grown so large that all counts are written anew."""
+    rng, own = random.Random(3), Belief()
+    reached, kept = [0.0] * 3, [0.0] * 3
+    for _ in range(1500):
+        flags = [True] * rng.randint(0, 2) + [False]
+        own.add(flags, decay=0.9)
+        for depth in range(3):
+            reached[depth] = 0.9 * reached[depth] + (depth < len(flags))
+            kept[depth] = 0.9 * kept[depth] + (depth < len(flags) - 1)
+    assert [count / own.unit for count in own.reached] == pytest.approx(reached)
+    assert [count / own.unit for count in own.kept] == pytest.approx(kept)
+    assert own.unit < 1e9 * 1.2
 
 
 def tree() -> Proposal:

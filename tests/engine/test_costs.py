@@ -29,6 +29,13 @@ def test_costs_are_linear_between_and_beyond(rows: int, ms: float) -> None:
     assert STEEP(rows) == pytest.approx(ms)
 
 
+@pytest.mark.parametrize("rows", [(), (1,), (2, 5), (1, 4, 8, 16)])
+@pytest.mark.parametrize("size", [0, 1, 3, 8, 40])
+def test_a_curve_is_the_costs_of_all_row_counts(rows: tuple[int, ...], size: int) -> None:
+    costs = RowCosts(rows=rows, ms=tuple(3.0 + count**1.5 for count in rows))
+    assert costs.curve(size) == pytest.approx([costs(max(1, count)) for count in range(size + 1)])
+
+
 def test_more_rows_are_never_cheaper() -> None:
     assert RowCosts.monotone({4: 9.0, 1: 10.0, 8: 12.0}) == RowCosts(rows=(1, 4, 8), ms=(10.0, 10.0, 12.0))
 

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["NOISE", "SAMPLERS", "VERIFIERS"]
 
+SELECT = "tests/verify/test_select.py::test_known_greedy_tokens_give_the_verdicts_of_a_walk_that_asks"
 EXACT_LAW = "tests/audit/test_law.py::test_the_real_verifiers_are_lossless[0]"
 LAWS = "tests/sampling/test_laws.py"
 CHAIN = "tests/verify/test_chain.py"
@@ -69,6 +70,22 @@ VERIFIERS = (
         new="child = next((n for (p, _), n in children[walk].items() if p == _last(paths[walk])), None)",
         tests=(EXACT_LAW,),
         why="commits what was drafted instead of what was drawn",
+    ),
+    Mutant(
+        name="greedy_walk_takes_a_cousin",
+        file="verify/compare.py",
+        old="        child = children.get((child, behind[child + 1]))\n",
+        new="        child = next((n for (p, t), n in children.items() if p >= child and t == behind[child + 1]), None)\n",
+        tests=(SELECT,),
+        why="a cousin's subtree was computed behind other tokens",
+    ),
+    Mutant(
+        name="greedy_chain_is_kept_past_a_refusal",
+        file="verify/compare.py",
+        old="next((node for node, agrees in enumerate(agreeing) if not agrees), len(proposal))",
+        new="sum(agreeing)",
+        tests=(SELECT,),
+        why="what stands behind a refused token was computed behind that token",
     ),
     Mutant(
         name="law_of_the_parent_node",
@@ -237,8 +254,8 @@ SAMPLERS = (
     Mutant(
         name="argmax_of_the_row_before",
         file="verify/base.py",
-        old="self._first_rows[place.sequence] + place.node + 1]",
-        new="self._first_rows[place.sequence] + max(place.node, 0)]",
+        old="return self._tokens[first : first + num_nodes + 1]",
+        new="return [self._tokens[first], *self._tokens[first : first + num_nodes]]",
         tests=("tests/engine/test_judge.py",),
         why="node i's row is i + 1 behind the root's, in passes without logits too",
     ),

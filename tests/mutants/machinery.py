@@ -201,8 +201,8 @@ COUNTS = (
     Mutant(
         name="a_depth_is_reached_where_nothing_was_drafted",
         file="engine/report.py",
-        old="return int(bool(proposal.children((ROOT, *verdict.path)[depth - 1])))",
-        new="return 1",
+        old="len(verdict.path) + (last_kept in proposal.parents))",
+        new="len(verdict.path) + 1)",
         tests=(f"{REPORT}::test_leaf_reached_at_half_depth_is_not_a_reach_below",),
         why="the kept branch of a tree may be shorter than the tree",
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 import torch
 
 from outrider.types import NO_DRAFT, ROOT, Proposal
-from outrider.verify import verify
+from outrider.verify import GreedyTokens, verify
 
 from .support import ScriptedLaws, verdict
 
@@ -36,3 +39,31 @@ def test_drawn_chains_are_never_compared_and_candidates_never_rejected() -> None
 
 def test_empty_batch() -> None:
     assert verify([], ScriptedLaws()) == []
+
+
+def random_proposal(rng: random.Random) -> Proposal:
+    """None, a chain, or a tree with siblings of one token, over three tokens."""
+    size = rng.randrange(8)
+    parents = range(ROOT, size - 1) if rng.random() < 0.4 else [rng.randint(ROOT, node - 1) for node in range(size)]
+    return Proposal(tokens=tuple(rng.randrange(3) for _ in range(size)), parents=tuple(parents))
+
+
+def test_known_greedy_tokens_give_the_verdicts_of_a_walk_that_asks() -> None:
+    rng = random.Random(5)
+    for _ in range(400):
+        proposals = [random_proposal(rng) for _ in range(3)]
+        first_rows = [0, 1 + len(proposals[0]), 2 + len(proposals[0]) + len(proposals[1])]
+        tokens = [0] * (3 + sum(map(len, proposals)))
+        choices: dict[tuple[int, tuple[int, ...]], int] = {}
+        for index, (proposal, first) in enumerate(zip(proposals, first_rows, strict=True)):
+            paths: list[tuple[int, ...]] = []
+            for node, parent in enumerate(proposal.parents):
+                paths.append((*(() if parent == ROOT else paths[parent]), proposal.tokens[node]))
+            for row, path in enumerate([(), *paths]):  # siblings that carry one token have one law
+                tokens[first + row] = choices.setdefault((index, path), rng.randrange(3))
+        assert verify(proposals, GreedyTokens(tokens, first_rows)) == verify(proposals, ScriptedLaws(choices=choices))
+
+
+def test_a_drawn_chain_needs_laws() -> None:
+    with pytest.raises(AssertionError, match="against laws"):
+        verify([DRAWN], GreedyTokens([0, 0], [0]))

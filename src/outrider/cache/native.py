@@ -39,19 +39,20 @@ class NativeCache:
         self._shape = (num_layers, num_kv_heads, head_width)
         self._half_blocks = -(-head_width // 32)
         self._memory: dict[int, Tensor] = {}
+        self._addresses: dict[int, tuple[int, int]] = {}
         self._lengths: dict[int, int] = {}
         self._free_slots: list[int] = []
 
     def allocate(self, num_tokens: int) -> int:
         """A new, empty slot with room for ``num_tokens`` (it grows by itself past that)."""
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._memory)
-        self._memory[slot] = self._new_memory(max(num_tokens, 1))
+        self._hold(slot, max(num_tokens, 1))
         self._lengths[slot] = 0
         return slot
 
     def free(self, slot: int) -> None:
         """Give the slot back, and its memory to the system."""
-        del self._memory[slot], self._lengths[slot]
+        del self._memory[slot], self._addresses[slot], self._lengths[slot]
         heapq.heappush(self._free_slots, slot)
 
     def length(self, slot: int) -> int:
@@ -62,9 +63,9 @@ class NativeCache:
         """Keep the first ``base`` cached tokens and, of the rows behind them, those in ``path`` (ascending), in order."""
         length = self._lengths[slot]
         assert 0 <= base <= length, (base, length)
-        assert all(low < high for low, high in itertools.pairwise(path)), path
         assert not path or (path[0] >= 0 and base + path[-1] < length), (path, base, length)
-        if any(index != row for index, row in enumerate(path)):
+        if tuple(path) != tuple(range(len(path))):
+            assert all(low < high for low, high in itertools.pairwise(path)), path
             rows = torch.tensor(path, dtype=torch.int32)
             address, capacity = self.address(slot)
             library().outrider_keep(
@@ -81,10 +82,9 @@ class NativeCache:
 
     def reserve(self, slot: int, num_tokens: int) -> None:
         """Make room for ``num_tokens``; the slot's memory moves when it must grow, at least doubling."""
-        memory = self._memory[slot]
-        if num_tokens > memory.shape[1] * 16:
-            self._memory[slot] = grown = self._new_memory(max(num_tokens, memory.shape[1] * 32))
-            self._copy(memory, grown, self._lengths[slot])
+        _, capacity = self._addresses[slot]
+        if num_tokens > capacity:
+            self.ensure(slot, max(num_tokens, 2 * capacity))
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes that a slot with room for ``num_tokens`` takes."""
@@ -92,15 +92,13 @@ class NativeCache:
 
     def ensure(self, slot: int, num_tokens: int) -> None:
         """Make room for ``num_tokens`` in all, and for no more than :meth:`bytes_for` counts."""
-        memory = self._memory[slot]
-        if num_tokens > memory.shape[1] * 16:
-            self._memory[slot] = grown = self._new_memory(num_tokens)
-            self._copy(memory, grown, self._lengths[slot])
+        if num_tokens > self._addresses[slot][1]:
+            memory = self._memory[slot]
+            self._copy(memory, self._hold(slot, num_tokens), self._lengths[slot])
 
     def address(self, slot: int) -> tuple[int, int]:
         """Where the slot's memory is, and for how many positions."""
-        memory = self._memory[slot]
-        return memory.data_ptr(), memory.shape[1] * 16
+        return self._addresses[slot]
 
     def advance(self, slot: int, num_tokens: int) -> None:
         """A pass has written so many rows behind the cached ones."""
@@ -121,6 +119,12 @@ class NativeCache:
         values = values.permute(0, 1, 2, 4, 6, 3, 5).reshape(num_layers, num_groups, -1, 32 * tiles)
         both = torch.stack((keys, values[..., :head_width]), dim=1)
         return both[:, :, :, : self._lengths[slot]]
+
+    def _hold(self, slot: int, num_tokens: int) -> Tensor:
+        """Give the slot new memory; a pass asks for every slot's address, and asking a tensor takes its time."""
+        self._memory[slot] = memory = self._new_memory(num_tokens)
+        self._addresses[slot] = memory.data_ptr(), memory.shape[1] * 16
+        return memory
 
     def _new_memory(self, num_tokens: int) -> Tensor:
         """``[sides x keys and values, S / 16, 16 x width]``, zeros."""

@@ -1,8 +1,8 @@
 """Prompt lookup: what followed these last tokens the last time they stood in this very text?
 
 Every n-gram of a sequence points at the token that followed its latest occurrence. A proposal looks up the last tokens,
-longest n-gram first, and copies what stood behind the match. There is no scan: a token is indexed once, when it is
-committed, and a proposal is a handful of dictionary look-ups.
+longest n-gram first, and copies what stood behind the match. There is no scan: a token is indexed once, when the first
+draft behind it is asked for, and a proposal is a handful of dictionary look-ups.
 """
 
 from __future__ import annotations
@@ -47,42 +47,47 @@ class NGramDrafter:
         self.min_match = min_match
         # Sequence -> n-gram -> index of the token behind its latest occurrence. N-grams of all lengths share one table.
         self._tables: dict[int, dict[tuple[int, ...], int]] = {}
+        self._num_indexed: dict[int, int] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}  # their last tokens
         self._predicted: dict[int, PredictedText] = {}
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Index the prompt."""
+        """A sequence begins. Its text is indexed when the first draft is asked for."""
         assert sequence not in self._tables, sequence
         self._tables[sequence] = {}
+        self._num_indexed[sequence] = 0
         self._prompts[sequence] = tuple(tokens[max(0, len(tokens) - self.max_match) :])
-        self.observe(sequence, tokens, len(tokens))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One chain, or ``NO_DRAFT``, for each request."""
         return [self._propose_one(request) for request in requests]
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
-        """Index the n-grams that the new tokens follow."""
-        table = self._tables[sequence]
-        end = len(tokens)
+        """Nothing yet: whoever drafts rarely indexes rarely."""
+
+    def finish(self, sequence: int) -> None:
+        """Forget the sequence."""
+        del self._tables[sequence], self._num_indexed[sequence], self._prompts[sequence]
+        self._predicted.pop(sequence, None)
+
+    def _caught_up(self, sequence: int, tokens: Sequence[int]) -> dict[tuple[int, ...], int]:
+        """The sequence's table, with the n-grams that tokens not seen before follow."""
+        table, begin, end = self._tables[sequence], self._num_indexed[sequence], len(tokens)
         for length in range(self.min_match, self.max_match + 1):
-            first = max(end - num_new, length)  # first follower that has a whole n-gram before it
+            first = max(begin, length)  # first follower that has a whole n-gram before it
             if first < end:
                 window = tokens[first - length : end]
                 grams = zip(*(window[offset:] for offset in range(length)), strict=False)
                 table.update(zip(grams, range(first, end), strict=False))
-
-    def finish(self, sequence: int) -> None:
-        """Forget the sequence."""
-        del self._tables[sequence], self._prompts[sequence]
-        self._predicted.pop(sequence, None)
+        self._num_indexed[sequence] = end
+        return table
 
     def _propose_one(self, request: DraftRequest) -> Proposal:
         tokens = [*request.tokens, *request.ahead] if request.ahead else request.tokens
         wanted = request.num_draft_tokens
         if wanted < 1:
             return NO_DRAFT
-        length, follower = self._find(self._tables[request.sequence], tokens)
+        length, follower = self._find(self._caught_up(request.sequence, request.tokens), tokens)
         if request.prediction:
             predicted = self._predicted_text(request)
             found = predicted.find(tokens[-self.max_match :])

@@ -94,8 +94,11 @@ def predict(
             total, successors = source.index.successors(node)
             doubt = len(source.index.next[node]) * source.doubt[matched]
             opinions.append((doubt / total, total, doubt, successors))
-    if len(opinions) > 1:
-        opinions.sort(key=lambda opinion: opinion[0])
+    if len(opinions) == 1:  # nobody else has a say: successors come by falling count
+        [(_, total, doubt, successors)] = opinions
+        each = 1.0 / (total + doubt)
+        return used, [(token, each * count) for token, count in successors[:width]]
+    opinions.sort(key=lambda opinion: opinion[0])
     shares: dict[int, float] = {}
     rest = 1.0
     for _, total, doubt, successors in opinions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from outrider.engine.costs import DraftCosts
 
@@ -104,11 +105,11 @@ def share_depths(bids: Sequence[Bid], step: Step, call: DraftCosts, *, margin: f
 
 def best_prefix(gains: Sequence[float], step: Step) -> int:
     """How many of these nodes, ordered by falling gain, to keep: a row each."""
-    tokens, best, taken = step.tokens, step.speed, 0
-    first, curve = int(step.rows + 0.5), step.curve
-    for count, gain in enumerate(gains, 1):
-        tokens += gain
-        speed = tokens / (step.ms + curve[first + count] + count * step.row_ms)
-        if speed > best:
-            best, taken = speed, count
-    return taken
+    first, ms, row_ms = int(step.rows + 0.5), step.ms, step.row_ms
+    passes_ms = step.curve[first : first + len(gains) + 1]
+    tokens = accumulate(gains, initial=step.tokens)
+    speeds = [
+        each / (ms + pass_ms + count * row_ms)
+        for count, (each, pass_ms) in enumerate(zip(tokens, passes_ms, strict=True))
+    ]
+    return speeds.index(max(speeds))

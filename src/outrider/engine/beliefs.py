@@ -31,6 +31,7 @@ _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 _TRUST = 8.0
 """How many tested nodes a drafter's own estimate is worth."""
 _SCALE_PRIOR = 3.0
+_LARGEST = 1e9
 REFRESH = 8
 """Steps after which an idle request's chances are computed anew."""
 
@@ -48,25 +49,35 @@ def evidence_of(report: StepReport) -> tuple[bool, ...]:
 def sibling_groups(proposal: Proposal, report: StepReport) -> Iterable[tuple[list[float], int]]:
     """Siblings that verification stood before: what each was said to be worth there, and which was kept (-1: none)."""
     assert proposal.scores is not None
-    node = ROOT
-    for token in (*report.tokens[: report.accepted], None):
-        children = proposal.children(node)
+    node, children = ROOT, _children_of(proposal.parents)
+    for depth, token in enumerate((*report.tokens[: report.accepted], None)):
+        siblings = children.get(node, [])
         above = 0.0 if node == ROOT else proposal.scores[node]
-        kept = next((place for place, child in enumerate(children) if proposal.tokens[child] == token), -1)
-        if children and len(report.tokens) > (0 if node == ROOT else proposal.depths[node]):
-            yield [math.exp(min(0.0, proposal.scores[child] - above)) for child in children], kept
+        kept = next((place for place, child in enumerate(siblings) if proposal.tokens[child] == token), -1)
+        if siblings and len(report.tokens) > depth:
+            yield [math.exp(min(0.0, proposal.scores[child] - above)) for child in siblings], kept
         if kept < 0:
             return
-        node = children[kept]
+        node = siblings[kept]
+
+
+def _children_of(parents: Sequence[int]) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    return children
 
 
 @dataclass(slots=True)
 class Belief:
     """Decayed counts. ``offered`` of ``asked`` passes had drafts at all; ``kept`` of ``reached`` by depth.
 
+    That older passes weigh less is kept as one number: a new pass counts for ``unit``, which grows.
+
     Attributes:
         expected, got: of drafts with estimates: what the estimates promised and what was kept.
         seen: the step that the counts were faded to.
+        unit: what one pass counts for now; all counts are to be read in it.
     """
 
     asked: float = 0.0
@@ -76,28 +87,44 @@ class Belief:
     expected: float = 0.0
     got: float = 0.0
     seen: int = 0
+    unit: float = 1.0
 
     def add(self, flags: Sequence[bool], *, decay: float) -> None:
         """One pass that asked the drafter; no flags: it had nothing to offer."""
         if decay < 1:
             self.fade(decay)
-        self.asked += 1
-        self.offered += bool(flags)
+        unit, missing = self.unit, len(flags) - len(self.reached)
+        self.asked += unit
+        if missing > 0:
+            self.reached += [0.0] * missing
+            self.kept += [0.0] * missing
+        if flags:
+            self.offered += unit
         for depth, kept in enumerate(flags):
-            if depth == len(self.reached):
-                self.reached.append(0.0)
-                self.kept.append(0.0)
-            self.reached[depth] += 1
-            self.kept[depth] += kept
+            self.reached[depth] += unit
+            if kept:
+                self.kept[depth] += unit
+
+    def compare(self, promised: float, is_kept: bool) -> None:
+        """Siblings with estimates were tested: of them so many were to be kept."""
+        self.expected += self.unit * promised
+        self.got += self.unit * is_kept
 
     def fade(self, factor: float) -> None:
         """Old evidence weighs less."""
-        self.asked *= factor
-        self.offered *= factor
-        self.expected *= factor
-        self.got *= factor
-        self.reached = [value * factor for value in self.reached]
-        self.kept = [value * factor for value in self.kept]
+        self.unit /= max(factor, 1 / _LARGEST)
+        if self.unit > _LARGEST:
+            self._rescale()
+
+    def _rescale(self) -> None:
+        """A pass counts for 1 again."""
+        share, self.unit = 1 / self.unit, 1.0
+        self.asked *= share
+        self.offered *= share
+        self.expected *= share
+        self.got *= share
+        self.reached = [value * share for value in self.reached]
+        self.kept = [value * share for value in self.kept]
 
     def fade_to(self, step: int, decay: float = IDLE_DECAY) -> None:
         """Steps went by."""
@@ -107,12 +134,14 @@ class Belief:
 
     def offer_rate(self, prior: float) -> float:
         """Share of the passes that ask which get drafts."""
-        return (self.offered + OWN_PRIOR * prior) / (self.asked + OWN_PRIOR)
+        weight = OWN_PRIOR * self.unit
+        return (self.offered + weight * prior) / (self.asked + weight)
 
     @property
     def scale(self) -> float:
         """By how much this request keeps more, or fewer, drafts than the estimates promise."""
-        return min(1.5, (self.got + _SCALE_PRIOR) / (self.expected + _SCALE_PRIOR))
+        weight = _SCALE_PRIOR * self.unit
+        return min(1.5, (self.got + weight) / (self.expected + weight))
 
 
 class Calibration:
@@ -127,20 +156,26 @@ class Calibration:
         place = bisect_right(_EDGES, probability)
         return (self._kept[place] + _TRUST * probability) / (self._tested[place] + _TRUST)
 
-    def add(self, estimates: Sequence[float], kept: int) -> None:
-        """Siblings were tested, and one of them was kept (-1: none)."""
+    def add(self, estimates: Sequence[float], kept: int) -> float:
+        """Siblings were tested, and one of them was kept (-1: none). Returns how many of them it had promised."""
+        promised = 0.0
         for index, probability in enumerate(estimates):
             place = bisect_right(_EDGES, probability)
-            self._tested[place] = 0.999 * self._tested[place] + 1
-            self._kept[place] = 0.999 * self._kept[place] + (index == kept)
+            num_tested, num_kept = self._tested[place], self._kept[place]
+            promised += (num_kept + _TRUST * probability) / (num_tested + _TRUST)
+            self._tested[place] = 0.999 * num_tested + 1
+            self._kept[place] = 0.999 * num_kept + (index == kept)
+        return promised
 
     def path_probs(self, proposal: Proposal, scale: float) -> list[float]:
         """Corrected probability that each node of a proposal is kept; a child's never exceeds its parent's."""
         assert proposal.scores is not None
         probs: list[float] = []
-        for score, parent in zip(proposal.scores, proposal.parents, strict=True):
-            above, base = (1.0, 0.0) if parent == ROOT else (probs[parent], proposal.scores[parent])
-            probs.append(above * min(1.0, scale * self(math.exp(min(0.0, score - base)))))
+        scores, calibrated = proposal.scores, self.__call__
+        for score, parent in zip(scores, proposal.parents, strict=True):
+            above, base = (1.0, 0.0) if parent == ROOT else (probs[parent], scores[parent])
+            rate = scale * calibrated(math.exp(score - base) if score < base else 1.0)
+            probs.append(above * rate if rate < 1.0 else above)
         return probs
 
 
@@ -175,7 +210,8 @@ class Pooled:
                 rate = self._card[min(depth, len(self._card) - 1)] if self._card else rate
                 for belief in (self.ever, self.now):
                     if depth < len(belief.reached):
-                        rate = (belief.kept[depth] + POOLED_PRIOR * rate) / (belief.reached[depth] + POOLED_PRIOR)
+                        weight = POOLED_PRIOR * belief.unit
+                        rate = (belief.kept[depth] + weight * rate) / (belief.reached[depth] + weight)
                 self._rates.append(rate)
         return self._rates
 
@@ -184,7 +220,8 @@ class Pooled:
         """Share of the passes that ask which get drafts."""
         rate = 1.0
         for belief in (self.ever, self.now):
-            rate = (belief.offered + POOLED_PRIOR * rate) / (belief.asked + POOLED_PRIOR)
+            weight = POOLED_PRIOR * belief.unit
+            rate = (belief.offered + weight * rate) / (belief.asked + weight)
         return rate
 
     def survivals(self, own: Belief, most: int) -> list[float]:
@@ -194,10 +231,11 @@ class Pooled:
         """
         survivals: list[float] = []
         chance = rate = 1.0
+        reached, kept, weight, known = own.reached, own.kept, OWN_PRIOR * own.unit, len(own.reached)
         for depth, prior in enumerate(self.rates(most)[:most]):
             rate = prior if depth == 0 else 0.5 * (prior + rate)
-            if depth < len(own.reached):
-                rate = (own.kept[depth] + OWN_PRIOR * rate) / (own.reached[depth] + OWN_PRIOR)
+            if depth < known:
+                rate = (kept[depth] + weight * rate) / (reached[depth] + weight)
             chance *= rate
             survivals.append(chance)
         return survivals
@@ -285,9 +323,7 @@ class Evidence:
         pooled.add(flags, is_surprise=is_surprise)
         if proposal.scores is not None and len(proposal):
             for estimates, kept in sibling_groups(proposal, report):
-                own.belief.expected += sum(map(pooled.calibration, estimates))
-                own.belief.got += kept >= 0
-                pooled.calibration.add(estimates, kept)
+                own.belief.compare(pooled.calibration.add(estimates, kept), kept >= 0)
         own.last_asked, own.num_asks, own.computed = self.step, own.num_asks + 1, -1
 
     def forget(self, key: int) -> None:

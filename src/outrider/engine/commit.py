@@ -22,7 +22,7 @@ def commit(
     """
     committed = []
     for index, (sequence, proposal, verdict) in enumerate(zip(sequences, proposals, judged.verdicts, strict=True)):
-        run = (*(proposal.tokens[node] for node in verdict.path), verdict.next_token)
+        run = (*map(proposal.tokens.__getitem__, verdict.path), verdict.next_token)
         before = len(sequence.tokens)
         try:
             if index in judged.faults:

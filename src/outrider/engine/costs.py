@@ -45,6 +45,16 @@ class RowCosts:
         slope = (self.ms[right] - self.ms[right - 1]) / (r1 - r0)
         return self.ms[right - 1] + slope * (num_rows - r0)
 
+    def curve(self, num_rows: int) -> list[float]:
+        """All of them from 0 rows, which are taken for 1, to ``num_rows``."""
+        curve = [self(1)]
+        for right in range(1, len(self.rows)):
+            start, start_ms, end = self.rows[right - 1], self.ms[right - 1], self.rows[right]
+            slope = (self.ms[right] - start_ms) / (end - start)
+            last = num_rows if right + 1 == len(self.rows) else min(num_rows, end)
+            curve += [start_ms + slope * (rows - start) for rows in range(len(curve), last + 1)]
+        return curve + curve[-1:] * (num_rows + 1 - len(curve))
+
     @staticmethod
     def monotone(timed: Mapping[int, float]) -> RowCosts:
         """A pass over more rows is never cheaper; where the clock says so, it erred."""
@@ -70,6 +80,16 @@ class DraftCosts:
     def __call__(self, num_sequences: int, depth: int) -> float:
         """Predicted milliseconds of a call for that many sequences, all of this depth."""
         return self.fixed + self.level * depth + num_sequences * (self.sequence + self.node * depth)
+
+    def times(self, factor: float) -> DraftCosts:
+        """All of it so many times as dear."""
+        return DraftCosts(
+            fixed=self.fixed * factor,
+            level=self.level * factor,
+            sequence=self.sequence * factor,
+            node=self.node * factor,
+            row=self.row * factor,
+        )
 
 
 LOOKUP_COSTS = DraftCosts(sequence=0.05)
@@ -125,18 +145,20 @@ class LiveCosts:
         self._drift = 1.0
         self._shape = [1.0] * len(table.passes.rows)
         self._curve: list[float] = []
+        self._size = 0
         self._since = 0
         self._drafts = {name: table.drafts.get(name, LOOKUP_COSTS) for name in names}
+        self._live_drafts = dict(self._drafts)
         self._draft_drift = dict.fromkeys(names, 1.0)
         self._other_ms = 0.0
 
     def passes(self, num_rows: int) -> list[float]:
         """Milliseconds of passes over 0 to (at least) ``num_rows`` rows of few sequences, as corrected so far."""
         if len(self._curve) <= num_rows:
-            size = 1 << max(6, num_rows.bit_length())
+            self._size = size = max(self._size, 1 << max(6, num_rows.bit_length()))
             known = self.table.passes
             bent = RowCosts.monotone({r: ms * f for r, ms, f in zip(known.rows, known.ms, self._shape, strict=True)})
-            self._curve = [self._drift * bent(max(1, rows)) for rows in range(size + 1)]
+            self._curve = [self._drift * ms for ms in bent.curve(size)]
         return self._curve
 
     def around_ms(self, num_sequences: int, context: float) -> float:
@@ -151,14 +173,7 @@ class LiveCosts:
 
     def drafts(self, name: str) -> DraftCosts:
         """A drafter's costs, as corrected so far."""
-        known, drift = self._drafts[name], self._draft_drift[name]
-        return DraftCosts(
-            fixed=known.fixed * drift,
-            level=known.level * drift,
-            sequence=known.sequence * drift,
-            node=known.node * drift,
-            row=known.row * drift,
-        )
+        return self._live_drafts[name]
 
     def learn_pass(self, *, num_sequences: int, rows: int, context: float, verify_ms: float, other_ms: float) -> None:
         """A pass took so long."""
@@ -184,6 +199,7 @@ class LiveCosts:
         if predicted > 0:
             ratio = _bounded(draft_ms / predicted, 4.0)
             self._draft_drift[name] *= 1 + 2 * _DRIFT_SHARE * (ratio - 1)
+            self._live_drafts[name] = self._drafts[name].times(self._draft_drift[name])
 
     def to_json(self) -> dict[str, Any]:
         """The table and what became of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider.drafters.base import Drafter, DraftRequest, ModelDrafter
 from outrider.drafters.forced import ForcedDrafter
@@ -40,11 +40,12 @@ def draft(
     proposals = [NO_DRAFT] * len(sequences)
     if drafter is None:
         return plan, planner.prune(plan, sequences, proposals)
-    _ask(drafter, plan, sequences, plan.asks, proposals, verification)
+    models = planner.models
+    _ask(drafter, models, plan, sequences, plan.asks, proposals, verification)
     asks = planner.ask_models(plan, sequences, proposals)
     if asks:
         found = [NO_DRAFT] * len(sequences)
-        _ask(drafter, plan, sequences, asks, found, verification)
+        _ask(drafter, models, plan, sequences, asks, found, verification)
         for index, ask in enumerate(asks):
             # A model that has nothing to say gave up before it drew a token: the lookup's find may stand.
             if ask.depth and len(found[index]) == 0 and len(proposals[index]):
@@ -55,7 +56,10 @@ def draft(
                 plan.asks[index], proposals[index] = ask, found[index]
     _force_alone(sequences, proposals, verification)
     proposals = planner.prune(plan, sequences, proposals)
-    return plan, [_fitted(sequence, proposal) for sequence, proposal in zip(sequences, proposals, strict=True)]
+    return plan, [
+        _fitted(sequence, proposal) if len(proposal) else proposal
+        for sequence, proposal in zip(sequences, proposals, strict=True)
+    ]
 
 
 def _fitted(sequence: LiveSequence, proposal: Proposal) -> Proposal:
@@ -79,6 +83,7 @@ def _force_alone(sequences: Sequence[LiveSequence], proposals: list[Proposal], v
 
 def _ask(
     drafter: Drafter,
+    models: Mapping[str, ModelDrafter],
     plan: StepPlan,
     sequences: Sequence[LiveSequence],
     asks: Sequence[Ask],
@@ -86,14 +91,14 @@ def _ask(
     verification: str,
 ) -> None:
     """Call each drafter that is asked once, for all of its sequences; its time is kept."""
-    for member in members_of(drafter):
-        mine = [index for index, ask in enumerate(asks) if ask.depth and ask.drafter == member.name]
+    asked = [index for index, ask in enumerate(asks) if ask.depth]
+    for member in members_of(drafter) if asked else ():
+        mine = [index for index in asked if asks[index].drafter == member.name]
         if not mine:
             continue
         wishes = [_draft_request(sequences[index], asks[index], verification) for index in mine]
-        num_read = 0
-        if isinstance(member, ModelDrafter):
-            num_read = sum(member.backlog(wish.sequence, len(wish.tokens)) for wish in wishes)
+        model = models.get(member.name)
+        num_read = 0 if model is None else sum(model.backlog(wish.sequence, len(wish.tokens)) for wish in wishes)
         began = time.perf_counter()
         found = _with_forced(member, wishes)
         ms = (time.perf_counter() - began) * 1e3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -90,6 +91,7 @@ class Engine:
         self._ids, self._keys, self._numbers = itertools.count(), itertools.count(), itertools.count()
         self._undelivered: list[StreamEvent] = []
         self._interrupted: PassPlan | None = None  # a pass that began and did not end
+        self._next_deadline = math.inf  # nobody's comes earlier
         self._lock = threading.RLock()  # held for a whole step
         self._intake = Intake(self.config.max_waiting)
         self._stats = EngineStats(cache_bytes_budget=self._memory.budget_bytes)
@@ -383,14 +385,20 @@ class Engine:
         inbox, cancelled = self._intake.take()
         for ticket in inbox:
             self._scheduler.waiting.push(ticket)
+            self._next_deadline = min(self._next_deadline, ticket.request.deadline or math.inf)
         now = time.perf_counter()
-        ended = []
+        if not cancelled and now < self._next_deadline:
+            return interrupted
+        self._next_deadline = math.inf
+        ended: list[tuple[LiveSequence, FinishReason]] = []
         for sequence in self._scheduler.sequences():
             request = sequence.request
             if request.id in cancelled:
                 ended.append((sequence, FinishReason.CANCELLED))
             elif request.deadline is not None and now >= request.deadline:
                 ended.append((sequence, FinishReason.TIMEOUT))
+            elif request.deadline is not None:
+                self._next_deadline = min(self._next_deadline, request.deadline)
         for sequence, reason in ended:
             sequence.end_early(reason)
         return interrupted + self._end([sequence for sequence, _ in ended])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
-__all__ = ["NO_ASK", "Ask", "Call", "StepPlan"]
+__all__ = ["NO_ASK", "Ask", "Call", "StepPlan", "ask_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Ask:
 
 
 NO_ASK = Ask()
+ask_for = cache(Ask)
+"""The same, made once for each depth and drafter: most steps ask for what the last one asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

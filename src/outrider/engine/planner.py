@@ -18,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, Protocol
 
 from outrider.drafters.base import Drafter, ModelDrafter, TapDrafter
 from outrider.drafters.forced import FORCED
-from outrider.engine.allocation import Bid, Step, best_prefix, share_depths
+from outrider.engine.allocation import Bid, best_prefix, share_depths
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
 from outrider.engine.idle import Purse, is_ready, keeps_taps
-from outrider.engine.plan import NO_ASK, Ask, StepPlan
+from outrider.engine.plan import NO_ASK, Ask, StepPlan, ask_for
+from outrider.engine.plan_costs import learn_costs, spent_ms, step_so_far
 from outrider.engine.planlog import PlanLog, PlanRecord
 from outrider.engine.speculation import SpeculationParams
 from outrider.types import Proposal, StepReport
@@ -74,11 +76,11 @@ class Planner:
         self._most = config.num_draft_tokens if members else 0
         self._is_fixed = config.schedule == "fixed"
         self._names = [member.name for member in members]
-        self._models: dict[str, ModelDrafter] = {m.name: m for m in members if isinstance(m, ModelDrafter)}
-        self._lookups = [name for name in self._names if name not in self._models]
+        self.models: dict[str, ModelDrafter] = {m.name: m for m in members if isinstance(m, ModelDrafter)}
+        self._lookups = [name for name in self._names if name not in self.models]
         self._readers = [member.name for member in members if isinstance(member, TapDrafter)]
-        cards = {name: self._models[name].card_rates if name in self._models else () for name in self._names}
-        deepest = {name: self._models[name].deepest if name in self._models else self._most for name in self._names}
+        cards = {name: self.models[name].card_rates if name in self.models else () for name in self._names}
+        deepest = {name: self.models[name].deepest if name in self.models else self._most for name in self._names}
         self.evidence = Evidence(cards, {name: min(self._most, depth) for name, depth in deepest.items()})
         self.costs = LiveCosts(costs, self._names)
         self.log = PlanLog()
@@ -129,24 +131,29 @@ class Planner:
         """
         if self._is_fixed or not self._most or plan.is_nap or not sequences:
             return []
+        asks = self._ask_each_model(plan, sequences, proposals) if self.models else []
+        asked = {index for each in (plan.asks, asks) for index, ask in enumerate(each) if ask.depth}
+        if len(asked) == len(plan.tried):
+            self._nap_until = self.evidence.step + NAP
+        return asks if any(ask.depth for ask in asks) else []
+
+    def _ask_each_model(
+        self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]
+    ) -> list[Ask]:
         asks = [NO_ASK] * len(sequences)
         for index, (sequence, proposal) in enumerate(zip(sequences, proposals, strict=True)):
             if len(proposal):
                 plan.gains[index] = self.evidence.worth(sequence.key, plan.asks[index].drafter, proposal)
                 plan.num_rows += len(proposal)
-        for name in self._models:
+        for name in self.models:
             self._plan_model(name, plan, sequences, proposals, asks)
-        is_asked = any(ask.depth for ask in asks)
-        num_asked = sum(first.depth > 0 or second.depth > 0 for first, second in zip(plan.asks, asks, strict=True))
-        if num_asked == len(plan.tried):
-            self._nap_until = self.evidence.step + NAP
-        return asks if is_asked else []
+        return asks
 
     def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
         """Leave out those deterministic candidates whose rows do not pay; the step's prediction is made then."""
         if not any(map(len, proposals)):
             plan.gains = [0.0] * len(proposals)
-            plan.predicted_ms = plan.plain_ms + plan.other_ms + self._spent_ms(plan)
+            plan.predicted_ms = plan.plain_ms + plan.other_ms + spent_ms(self.costs, plan)
             return list(proposals)
         probs: dict[int, list[float]] = {}
         gains, rows = [0.0] * len(proposals), len(proposals) + plan.num_other_rows
@@ -156,14 +163,20 @@ class Planner:
             elif len(proposal):
                 gains[index] = self._gain(sequence, ask, proposal)
                 rows += len(proposal)
-        step = self._step(plan, rows=rows, tokens=len(proposals) + sum(gains), more=sum(map(len, probs.values())))
-        nodes = sorted((-prob, index, node) for index, each in probs.items() for node, prob in enumerate(each))
-        taken = best_prefix([-prob for prob, _, _ in nodes], step)
+        step = step_so_far(
+            self.costs, plan, rows=rows, tokens=len(proposals) + sum(gains), more=sum(map(len, probs.values()))
+        )
+        # Of equally likely nodes the first: the sort leaves their order alone.
+        nodes = [(prob, index, node) for index, each in probs.items() for node, prob in enumerate(each)]
+        nodes.sort(key=itemgetter(0), reverse=True)
+        taken = best_prefix([prob for prob, _, _ in nodes], step)
         chosen: dict[int, list[int]] = {index: [] for index in probs}
         for prob, index, node in nodes[:taken]:
             chosen[index].append(node)
-            gains[index] -= prob
+            gains[index] += prob
         plan.gains, plan.left_out, plan.predicted_ms = gains, len(nodes) - taken, step.ms_with(taken) + plan.other_ms
+        if not plan.left_out:
+            return list(proposals)
         return [
             proposal.only(sorted(chosen[index])) if index in chosen else proposal
             for index, proposal in enumerate(proposals)
@@ -186,7 +199,7 @@ class Planner:
         if not sequences:
             return
         if not self._is_fixed:
-            self._learn_costs(plan, reports[0])
+            learn_costs(self.costs, plan, reports[0])
         asked: dict[str, int] = {}
         for index, (ask, proposal, report) in enumerate(zip(plan.asks, proposals, reports, strict=True)):
             if ask.depth and proposal.drafter != FORCED:
@@ -196,12 +209,13 @@ class Planner:
         for index, name in plan.silent:
             self.evidence.learn(sequences[index].key, name, Proposal(), reports[index])
         first, tokens = reports[0], sum(len(report.tokens) for report in reports)
+        sizes = [len(proposal.tokens) for proposal in proposals]
         record = PlanRecord(
             step=self.evidence.step,
             batch_size=len(reports),
             context=round(plan.context),
             asked=asked,
-            nodes=sum(map(len, proposals)),
+            nodes=sum(sizes),
             left_out=plan.left_out,
             tries=len(plan.tried),
             predicted_ms=plan.predicted_ms,
@@ -210,7 +224,7 @@ class Planner:
             tokens=tokens,
             plain_ms=plan.plain_ms + plan.other_ms,
         )
-        self.log.add(record, sum(map(bool, map(len, proposals))))
+        self.log.add(record, len(sizes) - sizes.count(0))
 
     def forget(self, sequence: Plannable) -> None:
         """The sequence ended."""
@@ -218,8 +232,10 @@ class Planner:
 
     def wants_taps(self, sequence: Plannable) -> bool:
         """False while the hidden states of an idle sequence are not worth keeping."""
+        if not self._readers:
+            return False
         wishes = sequence.speculation
-        if not self._readers or not wishes.enabled or wishes.num_draft_tokens == 0:
+        if not wishes.enabled or wishes.num_draft_tokens == 0:
             return False
         if self._is_fixed:
             return True
@@ -266,21 +282,26 @@ class Planner:
         token_ms = plan.plain_ms / len(sequences)
         look_ms = {name: self.costs.drafts(name)(1, 1) for name in self._lookups}
         idle: list[tuple[int, int, Ask]] = []
-        for index, sequence in enumerate(sequences):
-            cap, names = plan.caps[index], self._allowed(sequence, self._lookups)
-            if not cap or not names:
+        for index, (sequence, cap) in enumerate(zip(sequences, plan.caps, strict=True)):
+            names = self._allowed(sequence, self._lookups) if cap else ()
+            if not names:
                 continue
-            owns = [(self.evidence.of(sequence.key, name), name) for name in names]
-            own, name = max(owns, key=lambda pair: pair[0].hope)
+            own, name = self._most_hopeful(sequence.key, names)
             if own.hope * token_ms > look_ms[name] or own.num_asks < FIRST_LOOKS:
-                plan.asks[index] = Ask(cap, name)
+                plan.asks[index] = ask_for(cap, name)
             else:
-                idle.append((own.last_asked, index, Ask(cap, name)))
+                idle.append((own.last_asked, index, ask_for(cap, name)))
         for _, index, ask in sorted(idle, key=lambda entry: entry[:2]):
             if not self._purse.pay(look_ms[ask.drafter]):
                 return
             plan.asks[index] = ask
             plan.tried.add(index)
+
+    def _most_hopeful(self, key: int, names: Sequence[str]) -> tuple[Own, str]:
+        """Of these drafters the one of which most is expected, with what is known of it."""
+        if len(names) == 1:
+            return self.evidence.of(key, names[0]), names[0]
+        return max(((self.evidence.of(key, name), name) for name in names), key=lambda pair: pair[0].hope)
 
     # --- models
 
@@ -306,20 +327,22 @@ class Planner:
         if sum(owns[i].hope - plan.gains[i] for i in hoped) * token_ms > call.fixed + call.level:
             ready = [index for index in hoped if self._is_ready(name, owns[index])]
             bids = [self._bid(name, call, plan, sequences[i], owns[i], i, len(proposals[i])) for i in ready]
-            step = self._step(plan, rows=plan.num_rows, tokens=len(asks) + sum(plan.gains), more=self._most_rows(bids))
+            step = step_so_far(
+                self.costs, plan, rows=plan.num_rows, tokens=len(asks) + sum(plan.gains), more=self._most_rows(bids)
+            )
             depths = dict(zip(ready, share_depths(bids, step, call, margin=MARGIN), strict=True))
         for index, depth in depths.items():
             if depth:
                 asks[index] = Ask(depth, name)
                 plan.tried.discard(index)
-                plan.num_rows += depth * self._models[name].nodes_per_level - len(proposals[index])
+                plan.num_rows += depth * self.models[name].nodes_per_level - len(proposals[index])
                 plan.gains[index] = sum(owns[index].survivals[:depth])
         self._try_model(name, call, plan, sequences, owns, asks)
 
     def _bid(
         self, name: str, call: DraftCosts, plan: StepPlan, sequence: Plannable, own: Own, index: int, lost_rows: int
     ) -> Bid:
-        model = self._models[name]
+        model = self.models[name]
         backlog = model.backlog(sequence.key, sequence.num_tokens)
         return Bid(
             survivals=own.survivals[: plan.caps[index]],
@@ -343,7 +366,7 @@ class Planner:
         opening = 0.0 if is_called else call.fixed + call.level
         if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
             return
-        model, token_ms = self._models[name], plan.plain_ms / len(sequences)
+        model, token_ms = self.models[name], plan.plain_ms / len(sequences)
         curve = self.costs.passes(int(plan.num_rows) + len(sequences) * TRY_DEPTH + 1)
         for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
             sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
@@ -368,45 +391,6 @@ class Planner:
     def _is_ready(self, name: str, own: Own) -> bool:
         return name not in self._readers or is_ready(own, self.evidence.step)
 
-    # --- costs
-
-    def _step(self, plan: StepPlan, *, rows: float, tokens: float, more: float) -> Step:
-        """The step so far, when up to ``more`` rows may follow. What prompts take, they take whatever is drafted."""
-        size = len(plan.asks)
-        return Step(
-            tokens=tokens,
-            ms=self.costs.around_ms(size, plan.context) + self._spent_ms(plan) - plan.other_ms,
-            rows=rows,
-            curve=self.costs.passes(int(rows + more) + 2),
-            row_ms=self.costs.row_ms(plan.context),
-        )
-
     @staticmethod
     def _most_rows(bids: Sequence[Bid]) -> float:
         return sum(len(bid.survivals) * bid.rows_each for bid in bids)
-
-    def _spent_ms(self, plan: StepPlan) -> float:
-        """Predicted time of the calls so far; what they really took must not decide anything in this step."""
-        return sum(
-            self.costs.drafts(call.drafter)(call.num_sequences, call.depth)
-            + self.costs.drafts(call.drafter).row * call.num_read
-            for call in plan.calls
-        )
-
-    def _learn_costs(self, plan: StepPlan, report: StepReport) -> None:
-        if not plan.num_other_rows:  # rows of prompts cost less: no logits are wanted of them
-            self.costs.learn_pass(
-                num_sequences=report.batch_size,
-                rows=report.rows,
-                context=plan.context,
-                verify_ms=report.verify_ms,
-                other_ms=report.other_ms,
-            )
-        for call in plan.calls:
-            self.costs.learn_draft(
-                call.drafter,
-                num_sequences=call.num_sequences,
-                depth=call.depth,
-                num_read=call.num_read,
-                draft_ms=call.ms,
-            )

@@ -64,8 +64,8 @@ def teach(
         chunks: what the pass read; segments: its rows of each.
         taps: of the pass, all rows.
     """
-    reader = tap_reader(drafter)
-    if reader is None or not chunks:
+    reader = tap_reader(drafter) if chunks else None
+    if reader is None:
         return
     taps_RD = joined_taps(taps, reader.taps)
     for chunk, segment in zip(chunks, segments, strict=True):

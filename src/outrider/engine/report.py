@@ -56,19 +56,22 @@ def report_of(
     proposal: Proposal, verdict: Verdict, tokens: tuple[int, ...], cost: PassCost, planned: int = 0
 ) -> StepReport:
     """The record of one sequence's share in a pass that committed ``tokens``; ``planned`` is what the planner allowed."""
+    if not len(proposal):
+        return _plain_report(tokens, cost, planned)
     depths = proposal.depths
     was_cut = len(tokens) <= len(verdict.path)
     deepest = len(tokens) if was_cut else max(depths, default=0)
     accepted = min(len(tokens), len(verdict.path))
     last_kept = (ROOT, *verdict.path)[-1]
+    stood = min(deepest, len(verdict.path) + (last_kept in proposal.parents))
     return StepReport(
         tokens=tokens,
-        drafted=sum(depth <= deepest for depth in depths),
+        drafted=sum(depth <= deepest for depth in depths) if was_cut else len(depths),
         accepted=accepted,
-        reached=tuple(_reached(proposal, verdict, depth) for depth in range(1, deepest + 1)),
-        kept=tuple(int(depth <= accepted) for depth in range(1, deepest + 1)),
+        reached=(1,) * stood + (0,) * (deepest - stood),
+        kept=(1,) * accepted + (0,) * (deepest - accepted),
         refused=() if was_cut else tuple(proposal.tokens[node] for node in proposal.children(last_kept)),
-        drafter=proposal.drafter if len(proposal) else "",
+        drafter=proposal.drafter,
         draft_ms=cost.draft_ms,
         verify_ms=cost.verify_ms,
         other_ms=cost.other_ms,
@@ -81,8 +84,17 @@ def report_of(
     )
 
 
-def _reached(proposal: Proposal, verdict: Verdict, depth: int) -> int:
-    """1 if verification stood above ``depth`` and a draft token waited there."""
-    if depth - 1 > len(verdict.path):
-        return 0
-    return int(bool(proposal.children((ROOT, *verdict.path)[depth - 1])))
+def _plain_report(tokens: tuple[int, ...], cost: PassCost, planned: int) -> StepReport:
+    """Nothing was drafted, so nothing but the tokens and the cost is to be told."""
+    return StepReport(
+        tokens=tokens,
+        draft_ms=cost.draft_ms,
+        verify_ms=cost.verify_ms,
+        other_ms=cost.other_ms,
+        batch_size=cost.batch_size,
+        rows=cost.rows,
+        prefill_rows=cost.prefill_rows,
+        planned=planned,
+        is_prefill=cost.is_prefill,
+        is_recomputed=cost.is_recomputed,
+    )

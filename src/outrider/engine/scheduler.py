@@ -95,7 +95,7 @@ class Scheduler:
 
     def plan(self) -> PassPlan:
         """Decide what the next pass does, and make room for it. See :meth:`take_faulty` for who cannot go on."""
-        for sequence in sorted(self.running, key=lambda s: s.seniority):
+        for sequence in sorted(filter(self._is_short, self.running), key=lambda s: s.seniority):
             if sequence.slot != NO_SLOT:  # not put back for an older one meanwhile
                 with self._isolated([sequence]):
                     self._keep_going(sequence)
@@ -232,11 +232,13 @@ class Scheduler:
             self._following.start(sequence)
         return True
 
+    def _is_short(self, sequence: LiveSequence) -> bool:
+        """True if the next step may need more room than there is."""
+        return sequence.room < min(self._most_room(sequence), len(sequence.tokens) + self._nodes_ahead)
+
     def _keep_going(self, sequence: LiveSequence) -> None:
         """Room for the next step of a running sequence; whoever is younger gives way, or it gives way itself."""
         needed, whole, nodes = len(sequence.tokens), self._most_room(sequence), self._nodes_ahead
-        if sequence.room >= min(whole, needed + nodes):
-            return
         plenty = max(needed + nodes + AHEAD, sequence.room * 3 // 2)
         for room in (plenty, needed + nodes, needed + nodes // 4, needed + nodes // 16):
             if min(whole, room) <= sequence.room or self._grow(sequence, min(whole, room)):

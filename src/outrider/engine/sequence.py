@@ -124,7 +124,8 @@ class LiveSequence:
     @property
     def most_drafts(self) -> int:
         """Deepest draft that could still be committed beside its correction or bonus token, and that the cache can hold."""
-        return min(self.stop.limit - self.num_output - 1, self.most_nodes)
+        size = len(self.tokens)
+        return min(self.stop.limit + len(self.request.prompt) - 1, self.room) - size
 
     @property
     def most_nodes(self) -> int:

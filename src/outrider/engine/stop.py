@@ -73,6 +73,9 @@ class OutputText:
         """Append one token; True if it completed a stop string (only looked for where ``may_stop``)."""
         if self._detokenizer is None:
             return False
+        if not self._stop:
+            self._text += self._detokenizer.add((token,))
+            return False
         searched = max(0, len(self._text) - max((len(s) for s in self._stop), default=1) + 1)
         self._text += self._detokenizer.add([token])
         return may_stop and self._cut_at_stop(searched)

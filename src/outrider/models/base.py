@@ -67,7 +67,7 @@ class Segment:
     @property
     def depth(self) -> int:
         """Positions that the rows cover: siblings share one."""
-        return max(_positions(0, self.num_rows, self.parents)) + 1
+        return self.num_rows if self.parents is None else max(_positions(0, self.num_rows, self.parents)) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,9 +80,9 @@ class SamplingState:
         tokens = tuple(tokens)
         if self.grammar is not None:
             self.grammar.commit(tokens)
-        for token in tokens:
-            self._output.append(token)
-            if self.params.has_penalties:
+        self._output.extend(tokens)
+        if self.params.has_penalties:
+            for token in tokens:
                 self._counts[token] = self._counts.get(token, 0) + 1
         self.num_output = len(self._output)
 

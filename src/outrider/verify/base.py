@@ -41,7 +41,7 @@ class Chooses(Protocol):
 
 
 class GreedyTokens:
-    """The choices of sequences that take the argmax of the raw logits, known for every row.
+    """The choices of sequences that take the argmax of the raw logits, known for every row before any walk begins.
 
     Args:
         tokens: the argmax of each row of the pass.
@@ -52,9 +52,10 @@ class GreedyTokens:
         self._tokens = tokens
         self._first_rows = first_rows
 
-    def choose(self, places: Sequence[Place]) -> list[int]:
-        """Look up the token behind each place."""
-        return [self._tokens[self._first_rows[place.sequence] + place.node + 1] for place in places]
+    def behind(self, sequence: int, num_nodes: int) -> Sequence[int]:
+        """The token behind the root of a sequence's proposal, then behind each of its nodes in order."""
+        first = self._first_rows[sequence]
+        return self._tokens[first : first + num_nodes + 1]
 
 
 class StepLaws(Chooses, Protocol):

@@ -7,11 +7,12 @@ the output's law, and with keyed noise not even the output (laws 1, 6 and 7). Se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import eq
 
 from outrider.types import ROOT, Proposal, Verdict
-from outrider.verify.base import Chooses, Place
+from outrider.verify.base import Chooses, GreedyTokens, Place
 
-__all__ = ["verify_compare"]
+__all__ = ["verify_compare", "verify_greedy"]
 
 
 def verify_compare(proposals: Sequence[Proposal], laws: Chooses, sequences: Sequence[int]) -> list[Verdict]:
@@ -35,6 +36,29 @@ def verify_compare(proposals: Sequence[Proposal], laws: Chooses, sequences: Sequ
                 still.append(walk)
         walking = still
     return [Verdict(path=tuple(path), next_token=token) for path, token in zip(paths, next_tokens, strict=True)]
+
+
+def verify_greedy(proposals: Sequence[Proposal], greedy: GreedyTokens, sequences: Sequence[int]) -> list[Verdict]:
+    """The same verdicts where the token behind every node is known: each proposal is walked by itself."""
+    verdicts = []
+    for proposal, sequence in zip(proposals, sequences, strict=True):
+        behind = greedy.behind(sequence, len(proposal))
+        path = _greedy_path(proposal, behind) if len(proposal) else ()
+        verdicts.append(Verdict(path=path, next_token=behind[_last(path) + 1]))
+    return verdicts
+
+
+def _greedy_path(proposal: Proposal, behind: Sequence[int]) -> tuple[int, ...]:
+    if proposal.is_chain:
+        agreeing = map(eq, proposal.tokens, behind)
+        return tuple(range(next((node for node, agrees in enumerate(agreeing) if not agrees), len(proposal))))
+    children = _children_by_token(proposal)
+    path: list[int] = []
+    child = children.get((ROOT, behind[0]))
+    while child is not None:
+        path.append(child)
+        child = children.get((child, behind[child + 1]))
+    return tuple(path)
 
 
 def _children_by_token(proposal: Proposal) -> dict[tuple[int, int], int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.types import Proposal, Verdict
 from outrider.verify.base import GreedyTokens, StepLaws
 from outrider.verify.chain import verify_chain
-from outrider.verify.compare import verify_compare
+from outrider.verify.compare import verify_compare, verify_greedy
 
 __all__ = ["verify"]
 
@@ -19,10 +19,13 @@ def verify(
 
     Args:
         proposals: one a sequence.
-        laws: laws and noise of the step; bare choices will do where nothing was drawn.
+        laws: laws and noise of the step; known greedy tokens will do where nothing was drawn.
         sequences: the step's sequence of each proposal; ``None`` for one proposal a sequence, in order.
     """
     sequences = range(len(proposals)) if sequences is None else sequences
+    if isinstance(laws, GreedyTokens):
+        assert all(proposal.draft_probs_NV is None for proposal in proposals), "a drawn chain is verified against laws"
+        return verify_greedy(proposals, laws, sequences)
     is_drawn = [proposal.draft_probs_NV is not None for proposal in proposals]
     verdicts: dict[int, Verdict] = {}
     compared = [index for index, drawn in enumerate(is_drawn) if not drawn]
@@ -31,7 +34,6 @@ def verify(
         verdicts.update(zip(compared, found, strict=True))
     rejected = [index for index, drawn in enumerate(is_drawn) if drawn]
     if rejected:
-        assert not isinstance(laws, GreedyTokens), "a drawn chain is verified against laws"
         found = verify_chain([proposals[i] for i in rejected], laws, [sequences[i] for i in rejected])
         verdicts.update(zip(rejected, found, strict=True))
     return [verdicts[index] for index in range(len(proposals))]
