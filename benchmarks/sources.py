@@ -21,11 +21,22 @@ from typing import Any
 
 from outrider.errors import DataError
 
-__all__ = ["SOURCES", "Source", "cache_dir", "content_digest", "fetch_rows", "git_blob_sha1", "read_jsonl"]
+__all__ = [
+    "GITHUB_RAW",
+    "SOURCES",
+    "RawFile",
+    "Source",
+    "cache_dir",
+    "content_digest",
+    "fetch_file",
+    "fetch_rows",
+    "git_blob_sha1",
+    "read_jsonl",
+]
 
 Row = dict[str, Any]
 
-_GITHUB_RAW = "https://raw.githubusercontent.com"
+GITHUB_RAW = "https://raw.githubusercontent.com"
 _SPEC_BENCH_BLOB = "2498d09719b92937c9408f9d7e6efbeaaceb0413"
 _HUMAN_EVAL_COMMIT = "6d43fb980f9fee3c892a914eda09951f772ad10d"
 _BFCL_COMMIT = "6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"
@@ -138,7 +149,7 @@ def _json_schema(node: Any) -> Any:
 
 def _bfcl_file(kind: str) -> RawFile:
     name = f"BFCL_v4_{kind}.json"
-    return RawFile(name=name, urls=(f"{_GITHUB_RAW}/ShishirPatil/gorilla/{_BFCL_COMMIT}/{_BFCL_FOLDER}/{name}",))
+    return RawFile(name=name, urls=(f"{GITHUB_RAW}/ShishirPatil/gorilla/{_BFCL_COMMIT}/{_BFCL_FOLDER}/{name}",))
 
 
 SOURCES: dict[str, Source] = {
@@ -149,7 +160,7 @@ SOURCES: dict[str, Source] = {
                 name="spec_bench_question.jsonl",
                 urls=(
                     f"https://api.github.com/repos/yukiki-jc/Spec-Bench/git/blobs/{_SPEC_BENCH_BLOB}",
-                    f"{_GITHUB_RAW}/yukiki-jc/Spec-Bench/7d7f9c9903b0/data/cloud_spec_bench/question.jsonl",
+                    f"{GITHUB_RAW}/yukiki-jc/Spec-Bench/7d7f9c9903b0/data/cloud_spec_bench/question.jsonl",
                 ),
                 blob_sha1=_SPEC_BENCH_BLOB,
             ),
@@ -161,7 +172,7 @@ SOURCES: dict[str, Source] = {
         files=(
             RawFile(
                 name="HumanEval.jsonl.gz",
-                urls=(f"{_GITHUB_RAW}/openai/human-eval/{_HUMAN_EVAL_COMMIT}/data/HumanEval.jsonl.gz",),
+                urls=(f"{GITHUB_RAW}/openai/human-eval/{_HUMAN_EVAL_COMMIT}/data/HumanEval.jsonl.gz",),
             ),
         ),
         convert=convert_human_eval,
@@ -200,7 +211,8 @@ def read_jsonl(data: bytes, where: str) -> list[Row]:
         DataError: a line that is not a JSON object, with its number.
     """
     rows: list[Row] = []
-    for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
+    # Not splitlines: JSON may hold U+2028 and its like unescaped.
+    for number, line in enumerate(data.decode("utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -222,20 +234,25 @@ def fetch_rows(source: Source, *, folder: Path | None = None) -> list[Row]:
     target = folder or cache_dir()
     rows: list[Row] = []
     for file in source.files:
-        data = _cached(file, target)
+        data = fetch_file(file, target)
         text = gzip.decompress(data) if file.name.endswith(".gz") else data
         rows.extend(source.convert(raw) for raw in read_jsonl(text, file.name))
     return rows
 
 
-def _cached(file: RawFile, folder: Path) -> bytes:
+def fetch_file(file: RawFile, folder: Path) -> bytes:
+    """Content of one file, downloaded once into ``folder`` (its name may hold folders) and then read from there.
+
+    Raises:
+        DataError: no place answered, or the file is not the pinned one.
+    """
     path = folder / file.name
     if path.exists():
         data = path.read_bytes()
         _check_blob(file, data, str(path))
         return data
     data = _download(file)
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + f".{os.getpid()}.part")
     partial.write_bytes(data)
     partial.replace(path)
@@ -257,7 +274,7 @@ def _download(file: RawFile) -> bytes:
             problems = [*problems, f"{url}: {error}"]
     raise DataError(
         f"prompt file {file.name} could not be fetched ({'; '.join(problems)}); "
-        "give --traffic DIR, a folder that holds the normalised files"
+        "give a folder that holds the files: --traffic DIR of normalised ones, --offline DIR of head_prompts"
     )
 
 
