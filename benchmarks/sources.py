@@ -274,7 +274,7 @@ def _download(file: RawFile) -> bytes:
             problems = [*problems, f"{url}: {error}"]
     raise DataError(
         f"prompt file {file.name} could not be fetched ({'; '.join(problems)}); "
-        "give a folder that holds the files: --traffic DIR of normalised ones, --offline DIR of head_prompts"
+        "give --traffic DIR, a folder that holds the normalised files (head_prompts: --offline DIR, the files themselves)"
     )
 
 

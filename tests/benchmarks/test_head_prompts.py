@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.head_prompts import __main__ as command
 from benchmarks.head_prompts.card import TITLE, section, write_section
 from benchmarks.head_prompts.convert import CONVERTERS, candidates
 from benchmarks.head_prompts.rebuild import build, fetched, from_folder
 from benchmarks.head_prompts.table import TABLE, PromptSource, by_source, check_rows, digest, load_table, mark
 from benchmarks.sources import read_jsonl
+
 from outrider.errors import DataError
 
 Row = dict[str, Any]
