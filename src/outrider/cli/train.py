@@ -195,14 +195,14 @@ def eagle3(
     - `outrider train eagle3 traffic.jsonl --out my-head --taps store --epochs 8 --init target-layer:29`
     - `outrider generate "Hello" --draft my-head`
     """
+    from outrider.device import keep_prepared_products
+
     flags = context.params
     settings = options.resolve_settings({k: v for k, v in options.flags_of(context).items() if k in _MODEL_KEYS}, None)
     _check_words(flags)
     config = _config(flags)
     if preview is None and out is None:
         raise ConfigError("--out is missing; give the folder that the head is to lie in")
-    from outrider.device import keep_prepared_products
-
     keep_prepared_products()
     model = load_model(settings)
     corpus = _read(traffic, model, flags)
