@@ -27,6 +27,8 @@ CHECKED = 200
 """Replies that are compared with their solo runs."""
 WARM_UP = 0.2
 """Part of a server's requests that its memory is not judged by: caches and indexes fill up to their limits."""
+JUDGED = 500
+"""Fewer requests of one server process say nothing about leaks."""
 FLAT = 0.03
 """Most growth of memory behind the warm-up."""
 CHAT = "/v1/chat/completions"
@@ -117,7 +119,9 @@ class SoakState:
 
 
 def _growth(samples: Sequence[tuple[int, int]]) -> float | None:
-    warm = WARM_UP * samples[-1][0] if samples else 0
+    if not samples or samples[-1][0] < JUDGED:
+        return None
+    warm = WARM_UP * samples[-1][0]
     sizes = [size for count, size in samples if count >= warm]
     part = len(sizes) // 5
     if part < 3:

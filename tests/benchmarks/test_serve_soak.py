@@ -54,10 +54,11 @@ def test_a_soak_finds_nothing_and_goes_on_where_it_stopped(server: LiveServer) -
 
 
 def test_a_soak_that_found_something_says_so() -> None:
-    grown = [(count, 100 if count < 60 else 150) for count in range(100)]
+    grown = [(10 * count, 100 if count < 60 else 150) for count in range(100)]
     bad = SoakState(memory=[grown], faults=["number 3 (plain): 500"], differing=["7"], left_bytes=5)
     assert bad.memory_growth == pytest.approx(0.5)
     assert [problem.split()[0] for problem in bad.problems] == ["1", "answers", "left", "memory"]
+    assert SoakState(memory=[grown[:50]]).memory_growth is None  # too few to say
     assert SoakState().memory_growth is None and SoakState().problems == []
-    filling = [(count, 100 + min(count, 15)) for count in range(100)]
+    filling = [(10 * count, 100 + min(count, 15)) for count in range(100)]
     assert SoakState(memory=[filling]).memory_growth == 0.0  # what fills up in the warm-up is no leak
