@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.models.llama import LlamaTarget
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Text
-from outrider.train.data import choose_vocabulary, split_held_out, to_draft_ids
+from outrider.train.data import choose_vocabulary, split_held_out, to_draft_ids, vocabulary_of
 from outrider.train.forecast import Plan, matrix_rate, run_trial
 from outrider.train.packing import TextStates
 from outrider.train.start import Start, initialise
@@ -27,6 +27,11 @@ def test_vocabulary_is_what_was_trained_most_often() -> None:
     filled = choose_vocabulary([TEXT], size=6, target_size=12)
     assert filled.ids == (0, 1, 2, 3, 5, 7) and filled.coverage == 1
     assert filled.draft_index().tolist() == [0, 1, 2, 3, -1, 4, -1, 5, -1, -1, -1, -1]
+
+
+def test_a_vocabulary_that_is_given_is_kept() -> None:
+    found = vocabulary_of((3, 7), [TEXT], target_size=12)
+    assert found.ids == (3, 7) and found.coverage == pytest.approx(3 / 6)
 
 
 def test_laws_lose_what_cannot_be_said() -> None:

@@ -17,6 +17,8 @@ from outrider.cli.session import load_model
 from outrider.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from outrider.drafters.eagle_config import EagleConfig
+    from outrider.drafters.head_folder import LoadedHead
     from outrider.models.base import LoadedTarget
     from outrider.train.answers import AnswerSettings, AnswerSource
     from outrider.train.config import TrainConfig
@@ -100,7 +102,8 @@ Layers = Annotated[int, _option("Layers of the head.", HEAD, default="1")]
 Init = Annotated[
     str,
     _option(
-        "First weights: random, target-head (LM head and norm), or target-layer:29 (that layer, too).",
+        "First weights: random, target-head (LM head and norm), target-layer:29 (that layer, too), or head:HEAD "
+        "(go on from a trained head, with its shape and draft vocabulary).",
         HEAD,
         default="target-head",
     ),
@@ -297,13 +300,14 @@ def _job(model: LoadedTarget, corpus: Corpus, config: TrainConfig, flags: dict[s
     from outrider.train.run import Job
     from outrider.train.start import Start
 
+    start = Start.parse(flags["init"], model.spec.num_layers)
     return Job(
         target=model,
         corpus=corpus,
         out=flags["out"],
         config=config,
-        shape=_shape(model, flags),
-        start=Start.parse(flags["init"], model.spec.num_layers),
+        shape=_shape(model, flags) if start.head is None else _shape_of(start.head, model, flags),
+        start=start,
         answers=_answers(model, flags),
         taps="store" if flags["taps"] == "store" else "live",
         disk_budget_bytes=round(flags["disk_budget"] * 1e9),
@@ -337,7 +341,7 @@ def _answers(model: LoadedTarget, flags: dict[str, Any]) -> tuple[AnswerSettings
     return settings, EndpointAnswers(flags["endpoint"], model=name, tokenizer=model.tokenizer)
 
 
-def _shape(model: LoadedTarget, flags: dict[str, Any]) -> Any:
+def _shape(model: LoadedTarget, flags: dict[str, Any]) -> EagleConfig:
     from outrider.drafters.eagle_config import EagleConfig
 
     changes: dict[str, Any] = {"num_layers": flags["layers"], "max_positions": flags["max_length"]}
@@ -351,6 +355,18 @@ def _shape(model: LoadedTarget, flags: dict[str, Any]) -> Any:
     changes |= _head_options(flags["head"] or [], {field.name: field.type for field in fields(EagleConfig)})
     size = min(flags["draft_vocab"], model.spec.vocab_size)
     return EagleConfig.for_target(model.checkpoint.config, draft_vocab_size=size, **changes)
+
+
+def _shape_of(start: LoadedHead, model: LoadedTarget, flags: dict[str, Any]) -> EagleConfig:
+    """The shape of a head that training goes on from; a flag that asks for another is refused."""
+    from outrider.drafters.head_folder import check_target
+
+    check_target(start.head.config, model.spec, str(start.folder))
+    for name, default in (("tap_layers", None), ("layers", 1), ("draft_vocab", 8192), ("head", None)):
+        if flags[name] not in (default, []):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is part of the head that --init {flags['init']} goes on from; leave {flag} out")
+    return replace(start.head.config, max_positions=max(flags["max_length"], start.head.config.max_positions))
 
 
 def _head_options(given: list[str], known: dict[str, Any]) -> dict[str, Any]:

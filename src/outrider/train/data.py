@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.train.corpus import Text
 from outrider.train.packing import TextRows, TextStates, rows_of
 
-__all__ = ["DraftVocabulary", "Schedule", "choose_vocabulary", "split_held_out"]
+__all__ = ["DraftVocabulary", "Schedule", "choose_vocabulary", "split_held_out", "to_draft_ids", "vocabulary_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,13 @@ def choose_vocabulary(texts: Sequence[Text], *, size: int, target_size: int) -> 
     return DraftVocabulary(
         ids=tuple(sorted(chosen)), coverage=covered / max(counts.total(), 1), target_size=target_size
     )
+
+
+def vocabulary_of(ids: Sequence[int], texts: Sequence[Text], *, target_size: int) -> DraftVocabulary:
+    """A vocabulary that is given, with what it covers of these texts."""
+    known = frozenset(ids)
+    flags = [t in known for text in texts for t, flag in zip(text.tokens, text.trained, strict=True) if flag]
+    return DraftVocabulary(ids=tuple(ids), coverage=sum(flags) / max(len(flags), 1), target_size=target_size)
 
 
 def to_draft_ids(state: TextStates, draft_index_V: Tensor, *, dtype: torch.dtype) -> TextStates:

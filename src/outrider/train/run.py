@@ -35,7 +35,7 @@ from outrider.train.checkpoint import load_state, save_state
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus, Text, check_any_trained
 from outrider.train.curves import write_curves
-from outrider.train.data import DraftVocabulary, Schedule, choose_vocabulary, split_held_out
+from outrider.train.data import DraftVocabulary, Schedule, choose_vocabulary, split_held_out, vocabulary_of
 from outrider.train.evaluate import Acceptance, decode_held_out, forced_agreement, head_drafter, prompt_tokens
 from outrider.train.forecast import Plan, matrix_rate, run_trial
 from outrider.train.loop import Trainer, UpdateReport, load_batch
@@ -106,13 +106,21 @@ def train_eagle(job: Job, report: Reporter) -> Acceptance | None:
     _forecast(job, report)
     texts = _usable(job, _answered(job, report), report)
     train_texts, held_texts = split_held_out(texts, min(job.num_held_out, len(texts) // 5), seed=job.config.seed)
-    vocabulary = choose_vocabulary(train_texts, size=job.shape.draft_vocab_size, target_size=job.target.spec.vocab_size)
+    vocabulary = _vocabulary(job, train_texts)
     report.say(
         f"draft vocabulary: {len(vocabulary.ids)} of {vocabulary.target_size} tokens, "
         f"{100 * vocabulary.coverage:.2f} % of the trained tokens"
     )
     source = _states(job, train_texts, report)
     return _Run(job, report, train_texts, held_texts, vocabulary, source).run()
+
+
+def _vocabulary(job: Job, texts: Sequence[Text]) -> DraftVocabulary:
+    """The most frequent tokens, or those of the head that training begins with."""
+    target_size = job.target.spec.vocab_size
+    if job.start.head is None:
+        return choose_vocabulary(texts, size=job.shape.draft_vocab_size, target_size=target_size)
+    return vocabulary_of(job.start.head.head.target_ids().tolist(), texts, target_size=target_size)
 
 
 def _check_folder(job: Job) -> None:
@@ -263,7 +271,7 @@ class _Run:
         plain = {k: v for k, v in job.config.to_json().items() if k not in ("evaluate_every", "save_every_s")}
         return {
             **plain,
-            "init": f"{job.start.kind}:{job.start.layer}" if job.start.layer >= 0 else job.start.kind,
+            "init": job.start.name,
             "head": json.dumps(self._trainer.head.config.to_json()),
             "target": job.target.spec.fingerprint,
             "texts": self._digest,

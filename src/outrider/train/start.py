@@ -1,4 +1,4 @@
-"""Where a head's weights begin: random, with the target's LM head, or with one of the target's own layers."""
+"""Where a head's weights begin: random, with the target's LM head, one of its layers, or as another head ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead
+from outrider.drafters.head_folder import LoadedHead, read_head
+from outrider.drafters.shipped import head_path
 from outrider.errors import ConfigError
 from outrider.models.llama_weights import WeightSource
 
@@ -16,14 +18,16 @@ __all__ = ["Start", "initialise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """``random``; ``target-head``: LM head and final norm are the target's; ``target-layer:N``: its layer N too.
+    """``random``; ``target-head``: LM head and final norm are the target's; ``target-layer:N``: its layer N too; ``head:H``:
+    all weights and the draft vocabulary are those of a trained head, given as ``--draft`` takes it.
 
     Attributes:
-        kind: one of these words. layer: N, or -1.
+        kind: one of these words. layer: N, or -1. head: the trained head.
     """
 
     kind: str = "target-head"
     layer: int = -1
+    head: LoadedHead | None = None
 
     @staticmethod
     def parse(text: str, num_layers: int) -> Start:
@@ -37,10 +41,19 @@ class Start:
             return Start(kind=kind)
         if kind == "target-layer" and number.isdecimal() and int(number) < num_layers:
             return Start(kind=kind, layer=int(number))
+        if kind == "head" and number:
+            return Start(kind=kind, head=read_head(head_path(number) or number))
         raise ConfigError(
             f"--init {text!r} is not possible; allowed: random, target-head, target-layer:0 to "
-            f"target-layer:{num_layers - 1}"
+            f"target-layer:{num_layers - 1}, head:HEAD"
         )
+
+    @property
+    def name(self) -> str:
+        """For the recipe."""
+        if self.head is not None:
+            return f"head:{self.head.folder.name}, trained on {self.head.info.training.get('positions', '?')} positions"
+        return f"{self.kind}:{self.layer}" if self.layer >= 0 else self.kind
 
 
 @torch.no_grad()
@@ -51,12 +64,15 @@ def initialise(head: EagleHead, draft_ids: tuple[int, ...], source: WeightSource
     is to read from the embedding beside it begins near zero, and the feature begins as the highest tap.
 
     Raises:
-        ConfigError: the head's layer has another shape than the target's.
+        ConfigError: the head's layer has another shape than the target's, or the head another one than it begins with.
     """
     head.initialise(draft_ids, seed=seed)
     embedding_VD = source.tensor("model.embed_tokens.weight")
     head.attach_embedding(embedding_VD.to(torch.bfloat16))
     if start.kind == "random":
+        return
+    if start.head is not None:
+        head.load_state_dict(start.head.head.state_dict())
         return
     table_VD = embedding_VD if source.config.tie_word_embeddings else source.tensor("lm_head.weight")
     head.lm_head.weight.copy_(table_VD[list(draft_ids)])
