@@ -47,6 +47,12 @@ def test_what_no_text_of_this_vocabulary_meets_is_refused(compiler: GrammarCompi
         compiler.compile(StructuredOutputs(regex=regex))
 
 
+def test_a_schema_of_too_many_values_is_refused(compiler: GrammarCompiler) -> None:
+    properties = {f"k{index}": {"type": "integer"} for index in range(2_000)}
+    with pytest.raises(SamplingError, match=r"json is not possible: it holds 4003 values; allowed: up to 4000"):
+        compiler.compile(StructuredOutputs(json={"type": "object", "properties": properties}))
+
+
 def test_a_constraint_is_compiled_once(compiler: GrammarCompiler) -> None:
     first = compiler.compile(StructuredOutputs(regex="ab*"))
     assert compiler.compile(StructuredOutputs(regex="ab*")) is first

@@ -31,6 +31,10 @@ LIMITS: Mapping[str, int] = {
 schemas take 1 to 20 ms), a token's mask by fuel and by parser items (at most some 15 ms, most take 0.02 to 0.2), memory by
 lexer states (1 to 2 kB each)."""
 
+_MOST_VALUES = 4_000
+"""Values of a JSON schema (numbers, texts, lists, objects), since the time to compile an object grows with the square of its
+properties: 2,000 optional ones take most of a second, 13,000 would take half a minute."""
+
 _MOST_REMEMBERED = 16
 """Compiled grammars kept for requests with the same constraint; each may hold as many lexer states as a limit allows."""
 
@@ -164,6 +168,7 @@ class GrammarCompiler:
     def _source(self, constraint: StructuredOutputs) -> str:
         matcher, text = self._library.LLMatcher, constraint.text
         if constraint.kind in ("json", "json_object"):
+            _check_size(text)
             source: str = matcher.grammar_from_json_schema(text, overrides=_whitespace(constraint))
         elif constraint.kind == "regex":
             source = matcher.grammar_from_regex(text)
@@ -182,6 +187,19 @@ class GrammarCompiler:
             mask &= ~(1 << token)
         if not mask or first.is_error():
             raise _refusal(constraint, "no text matches it, as far as the limits on its size allow to tell")
+
+
+def _check_size(schema: str) -> None:
+    waiting, count = [json.loads(schema)], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    if count > _MOST_VALUES:
+        raise ValueError(f"it holds {count} values; allowed: up to {_MOST_VALUES}")
 
 
 @dataclass(frozen=True, slots=True)
