@@ -120,7 +120,6 @@ def test_by_name_with_options_of_the_members(target: LlamaTarget, tmp_path: Path
         ("auto:suffix,auto:ngram", "'auto:ngram'"),
         ("auto:suffix,ngram:widht=3", "unknown option 'widht'"),
         ("auto:", "empty"),
-        ("auto", "auto:suffix,HEAD"),
     ],
 )
 def test_mistakes_are_named(spec: str, message: str, target: LlamaTarget) -> None:

@@ -127,9 +127,11 @@ def test_a_closed_door_is_told_until_the_last_answer_is_out() -> None:
         with pytest.raises(ApiError):
             await worker.submit([job("d")])
 
-    asyncio.run(drain())
-    worker.stop()
-    assert worker.join(10)
+    try:
+        asyncio.run(drain())
+    finally:  # or the thread would outlive a failure
+        worker.stop()
+        assert worker.join(10)
 
 
 def test_an_engine_that_keeps_failing_is_not_healthy(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
