@@ -64,7 +64,7 @@ class Progress:
         share = state.done / self._requests
         bar = "#" * round(30 * share)
         growth = state.memory_growth
-        memory = "" if growth is None else f", memory {growth:+.1%}"
+        memory = ", memory not judged yet" if growth is None else f", memory {growth:+.1%}"
         line = f"[{bar:<30}] {state.done}/{self._requests}, {len(state.faults)} faults{memory}, "
         end = "\r" if sys.stderr.isatty() else "\n"
         print(f"{line}{self._last - self._begun:.0f} s", end=end, file=sys.stderr, flush=True)

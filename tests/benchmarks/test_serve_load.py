@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from benchmarks.load.client import Client
 from benchmarks.load.host import PlannerSwitch
 from benchmarks.load.slices import SliceResult, parse_arm, run_slice
 from benchmarks.serve_load import MIXES, compare_arms
 
-from outrider.drafters.build import make_drafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.sampling.params import SamplingParams
+from tests.benchmarks.load_support import ROWS, client_of
 from tests.engine.support import random_chains, table_model
-from tests.serve.support import LiveServer, ScriptedModel, serving
-
-ROWS = [{"messages": [{"role": "user", "content": text}]} for text in ("a long story", "hi", "Reply with exactly: OK")]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    target: Any = ScriptedModel()
-    with serving(target, make_drafter("suffix", target)) as live:
-        yield live
-
-
-def client_of(server: LiveServer) -> Client:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return Client(host, int(port))
+from tests.serve.support import LiveServer
 
 
 def test_arms() -> None:

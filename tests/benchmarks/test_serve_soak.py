@@ -5,29 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from benchmarks.load.client import Client
 from benchmarks.load.soak import SoakPlan, SoakState, check_alone, resident_bytes, soak
 
-from outrider.drafters.build import make_drafter
-from tests.serve.support import LiveServer, ScriptedModel, serving
-
-ROWS = [{"messages": [{"role": "user", "content": text}]} for text in ("a long story", "hi", "Reply with exactly: OK")]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    target: Any = ScriptedModel()
-    with serving(target, make_drafter("suffix", target)) as live:
-        yield live
-
-
-def client_of(server: LiveServer) -> Client:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return Client(host, int(port))
+from tests.benchmarks.load_support import ROWS, client_of
+from tests.serve.support import LiveServer
 
 
 def test_a_soak_finds_nothing_and_goes_on_where_it_stopped(server: LiveServer) -> None:
