@@ -147,7 +147,7 @@ class FreeHead:
 
     def __init__(self) -> None:
         self.name = self.cost_key = "head"
-        self.nodes_per_level, self.deepest = 1.0, 16
+        self.nodes_per_level, self.levels, self.deepest = 1.0, 16, 16
         self.card_rates: tuple[float, ...] = ()
 
     def backlog(self, sequence: int, num_tokens: int) -> int:

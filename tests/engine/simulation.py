@@ -30,6 +30,7 @@ class FakeModel:
     name: str = "head"
     cost_key: str = "head"
     nodes_per_level: float = 1.0
+    levels: int = 100
     deepest: int = 100
     card_rates: tuple[float, ...] = ()
     unread: int = 0

@@ -71,6 +71,14 @@ def test_a_model_replaces_a_find_only_where_it_gains_more() -> None:
     assert depth > 1
 
 
+def test_levels_that_run_no_model_are_free() -> None:
+    step = Step(tokens=1, ms=0.0, rows=1, curve=curve(10, 10, 10, 14, 200))
+    survivals, call = [0.5**d for d in range(1, 10)], DraftCosts(level=1.0)
+    assert share_depths([Bid(survivals=survivals, rows_each=3)], step, call, margin=1.0) == [2]
+    assert share_depths([Bid(survivals=survivals, rows_each=3, levels=2)], step, call, margin=1.0) == [9]
+    assert share_depths([Bid(survivals=survivals, rows_each=7, levels=9)], step, call, margin=1.0) == [1]
+
+
 def test_the_best_prefix_of_nodes() -> None:
     flat = Step(tokens=1, ms=0.0, rows=1, curve=curve(10, 10, 10, 10, 200))
     gains = [0.9, 0.5, 0.2, 0.05, 0.01]

@@ -149,9 +149,22 @@ def test_a_request_may_name_its_drafter() -> None:
 
 
 def test_trees_are_asked_no_deeper_than_they_grow() -> None:
-    member = FakeModel(deepest=3, nodes_per_level=2.0, card_rates=(0.99,))
+    member = FakeModel(levels=3, deepest=3, nodes_per_level=2.0, card_rates=(0.99,))
     planner = Planner(EngineConfig(), TABLE, [member])  # type: ignore[list-item]
     assert asked(planner, Running()) == [3]
+
+
+def test_copies_that_go_on_where_a_tree_ends_cost_no_more_rows() -> None:
+    table = CostTable(passes=CURVE, drafts={"head": DraftCosts(level=1.0)})
+    deep, shallow = (FakeModel(levels=levels, nodes_per_level=5.0, card_rates=(0.6,)) for levels in (100, 2))
+    found = []
+    for member in (deep, shallow):
+        planner = Planner(EngineConfig(), table, [member])  # type: ignore[list-item]
+        plan = planner.open([Running()])
+        [ask] = planner.ask_models(plan, [Running()], [NO_DRAFT])
+        found.append((ask.depth, plan.num_rows))
+    assert found[0][0] < 4
+    assert found[1] == (8, 1 + 2 * 5.0)
 
 
 def test_forgotten_sequences_leave_nothing() -> None:

@@ -47,7 +47,7 @@ COSTS = CostTable(passes=RowCosts(rows=(1, 2, 3), ms=PASS_MS), drafts={"head": D
 class Head:
     """Draws chains from a law of its own; where the noise of a position falls is written in ``cells``."""
 
-    name, cost_key, nodes_per_level, deepest = "head", "head", 1.0, 100
+    name, cost_key, nodes_per_level, levels, deepest = "head", "head", 1.0, 100, 100
 
     def __init__(self, laws: Sequence[Sequence[int]], promise: float) -> None:
         self._laws = laws

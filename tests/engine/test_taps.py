@@ -86,7 +86,7 @@ def test_a_reused_prefix_has_no_taps() -> None:
 class Patient(Listener):
     """A reader that runs a model, nothing of which is ever kept; passes may go by without its hidden states."""
 
-    cost_key, nodes_per_level, deepest, card_rates = "patient", 1.0, 100, (0.0,)
+    cost_key, nodes_per_level, levels, deepest, card_rates = "patient", 1.0, 100, 100, (0.0,)
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         known = self.absorbed.setdefault(sequence, [])

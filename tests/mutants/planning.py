@@ -57,6 +57,14 @@ LOOKAHEAD = (
 
 PLANNERS = (
     Mutant(
+        name="copies_behind_a_tree_cost_rows",
+        file="engine/allocation.py",
+        old="        if depth < bid.levels:\n",
+        new="        if True:\n",
+        tests=(ALLOCATION, PLANNER),
+        why="a merged tree has a budget of nodes; pricing depth past it keeps the planner from following long copies",
+    ),
+    Mutant(
         name="budget_ignores_the_end_of_the_output",
         file="engine/planner.py",
         old="return max(0, min(sequence.most_drafts, most)) if wishes.enabled else 0",

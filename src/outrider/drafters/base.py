@@ -227,6 +227,7 @@ class ModelDrafter(Protocol):
     Attributes:
         cost_key: what its passes' times depend on: shape, precision, path; tables of times are kept by it.
         nodes_per_level: draft nodes for each level of depth, 1 for chains.
+        levels: levels of depth that run its model and grow its tree; deeper drafts cost neither time nor rows.
         deepest: most levels that it ever drafts.
         card_rates: of the drafts at each depth that verification arrived at, the share that was kept when the drafter was
             evaluated; empty where nobody knows.
@@ -234,6 +235,7 @@ class ModelDrafter(Protocol):
 
     cost_key: str
     nodes_per_level: float
+    levels: int
     deepest: int
     card_rates: tuple[float, ...]
 

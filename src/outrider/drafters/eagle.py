@@ -84,7 +84,7 @@ class EagleDrafter:
             self._entries, self.path = _make_entries(head, placement, context)
         self.cost_key = f"head {head.config.to_json()} {self.path} {tree}"
         self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
-        self.deepest = 1 << 10 if tree is None else tree.depth
+        self.deepest = self.levels = 1 << 10 if tree is None else tree.depth
         self.card_rates = card_rates
         self._window = window
         self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize

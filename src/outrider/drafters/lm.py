@@ -49,7 +49,7 @@ class LMDrafter:
         shape = f"{spec.num_layers}x{spec.hidden_size} {spec.vocab_size} {spec.num_heads}/{spec.num_kv_heads}"
         self.cost_key = f"model {spec.fingerprint} {shape} {spec.precision} {spec.path} {tree}"
         self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
-        self.deepest = 1 << 10 if tree is None else tree.depth
+        self.deepest = self.levels = 1 << 10 if tree is None else tree.depth
         self.card_rates: tuple[float, ...] = ()
         size = model.spec.vocab_size if vocab_size is None else vocab_size
         self.vocabulary = DraftVocabulary(target_size=size)

@@ -40,6 +40,7 @@ class MergedDrafter:
         self.path = head.path
         self.cost_key = f"{head.cost_key} tree {shape}"
         self.nodes_per_level = shape.num_nodes / shape.depth
+        self.levels = shape.depth
         self.deepest = 1 << 10  # copies go on where the head's tree ends
         self.card_rates = head.card_rates
         self.shape = shape

@@ -53,12 +53,14 @@ class Bid:
     Attributes:
         survivals: chance that the first 1, 2, .. drafts are kept.
         rows_each: rows that a level of depth adds on average.
+        levels: levels that add rows and take the drafter's time; deeper drafts are free.
         entry_ms: of asking at all, besides the drafter's costs: reading what it missed.
         lost: tokens that were to be gained otherwise, and are not if it is asked; their rows are ``lost_rows``.
     """
 
     survivals: Sequence[float]
     rows_each: float = 1.0
+    levels: int = 1 << 10
     entry_ms: float = 0.0
     lost: float = 0.0
     lost_rows: float = 0.0
@@ -82,14 +84,15 @@ def share_depths(bids: Sequence[Bid], step: Step, call: DraftCosts, *, margin: f
         _, index = heappop(waiting)
         bid, depth = bids[index], depths[index]
         tokens += bid.survivals[depth]
-        rows += bid.rows_each
-        ms += call.node
+        if depth < bid.levels:
+            rows += bid.rows_each
+            ms += call.node
         if depth == 0:
             tokens -= bid.lost
             rows -= bid.lost_rows
             ms += call.sequence + bid.entry_ms
         depths[index] = depth + 1
-        if depth + 1 > deepest:
+        if deepest < depth + 1 <= bid.levels:
             deepest, ms = depth + 1, ms + call.level
         if depth + 1 < len(bid.survivals):
             heappush(waiting, (-bid.survivals[depth + 1], index))

@@ -105,7 +105,8 @@ def _ask(
         for index, proposal in zip(mine, found, strict=True):
             proposals[index] = proposal
         depth = max((max(proposal.depths, default=0) for proposal in found), default=0)
-        call = Call(drafter=member.name, num_sequences=len(mine), depth=max(1, depth), num_read=num_read, ms=ms)
+        levels = max(1, depth if model is None else min(depth, model.levels))
+        call = Call(drafter=member.name, num_sequences=len(mine), depth=levels, num_read=num_read, ms=ms)
         plan.calls.append(call)
 
 

@@ -37,7 +37,7 @@ _SINGLES = 16
 _LONG = 3
 _FEW, _MANY, _SHALLOW, _DEEP = 1, 8, 1, 5
 _ROUNDS = 5
-_FORMAT = 1
+_FORMAT = 2
 """Of the file; also to be raised when passes become faster or slower than the kept tables say."""
 _WORTH_KEEPING_S = 0.25
 """A table that is measured faster than this is not kept: a tiny model, a table of a test."""
@@ -168,7 +168,7 @@ def _measure_drafter(drafter: Drafter, target: Target, context: int) -> DraftCos
     """Four kinds of calls give four of the numbers, and the first call of a sequence that of reading."""
     tokens = [1 + index % (target.spec.vocab_size - 1) for index in range(context)]
     keys = [-1 - index for index in range(_MANY)]
-    deep = min(_DEEP, drafter.deepest) if isinstance(drafter, ModelDrafter) else _DEEP
+    deep = min(_DEEP, drafter.levels) if isinstance(drafter, ModelDrafter) else _DEEP
     taps_RD = _real_taps(drafter, target, tokens[:-1])
     for key in keys:
         drafter.start(key, tokens)

@@ -26,7 +26,7 @@ class Call:
     """One call of a drafter as it went.
 
     Attributes:
-        depth: deepest draft that came back.
+        depth: deepest draft that came back, as far as depth takes time.
         num_read: committed tokens that it had to read first.
         ms: its time.
     """

@@ -335,7 +335,7 @@ class Planner:
             if depth:
                 asks[index] = Ask(depth, name)
                 plan.tried.discard(index)
-                plan.num_rows += depth * self.models[name].nodes_per_level - len(proposals[index])
+                plan.num_rows += self._rows(name, depth) - len(proposals[index])
                 plan.gains[index] = sum(owns[index].survivals[:depth])
         self._try_model(name, call, plan, sequences, owns, asks)
 
@@ -347,6 +347,7 @@ class Planner:
         return Bid(
             survivals=own.survivals[: plan.caps[index]],
             rows_each=model.nodes_per_level,
+            levels=model.levels,
             entry_ms=call.row * backlog / max(1, min(HORIZON, sequence.most_drafts)),
             lost=plan.gains[index],
             lost_rows=lost_rows,
@@ -367,14 +368,14 @@ class Planner:
         if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
             return
         model, token_ms = self.models[name], plan.plain_ms / len(sequences)
-        curve = self.costs.passes(int(plan.num_rows) + len(sequences) * TRY_DEPTH + 1)
+        curve = self.costs.passes(int(plan.num_rows + len(sequences) * self._rows(name, TRY_DEPTH)) + 1)
         for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
             sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
             reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
             prices = []
             for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
                 cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
-                cost += curve[min(len(curve) - 1, rows + depth)] - curve[rows] + reading
+                cost += curve[min(len(curve) - 1, rows + int(self._rows(name, depth)))] - curve[rows] + reading
                 prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
             price, depth = min(prices)
             if not self._purse.holds(price):
@@ -385,7 +386,7 @@ class Planner:
                 self._purse.pay(price)
                 asks[index], opening = Ask(depth, name), 0.0
                 plan.gains[index] = sum(own.survivals[:depth])
-                plan.num_rows += depth * model.nodes_per_level
+                plan.num_rows += self._rows(name, depth)
                 plan.tried.add(index)
 
     def _is_ready(self, name: str, own: Own) -> bool:
@@ -393,4 +394,9 @@ class Planner:
 
     @staticmethod
     def _most_rows(bids: Sequence[Bid]) -> float:
-        return sum(len(bid.survivals) * bid.rows_each for bid in bids)
+        return sum(min(len(bid.survivals), bid.levels) * bid.rows_each for bid in bids)
+
+    def _rows(self, name: str, depth: int) -> float:
+        """Rows that a model's drafts of some depth take."""
+        model = self.models[name]
+        return min(depth, model.levels) * model.nodes_per_level
