@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ __all__ = [
     "STOP_STRINGS",
     "TREE",
     "WEATHER",
+    "cells_of",
     "joint",
     "per_position",
     "permutation_test",
     "prompt_rows",
 ]
+
+Outputs = Sequence[tuple[int, ...]]
+"""Token ids, as many of each output."""
+Cells = tuple[Hashable, ...]
+"""The cell of an outcome in each column of a test."""
 
 DATA = Path(__file__).parent / "data" / "scenario_prompts.jsonl"
 DRAFTERS = ("ngram", "suffix", "slice:10", "random")
@@ -69,39 +76,53 @@ def prompt_rows(per_category: int) -> list[dict[str, Any]]:
     return [row for row in rows if int(row["id"].rsplit("-", 1)[1]) < per_category]
 
 
-def permutation_test(left: Counter[Any], right: Counter[Any], *, rounds: int = 2000) -> float:
-    """p-value of a two-sample test: how often a random split of all outcomes differs at least as much (G statistic)."""
-    pool = [cell for counts in (left, right) for cell in sorted(counts, key=repr) for _ in range(counts[cell])]
-    cells = {cell: index for index, cell in enumerate(sorted(set(pool), key=repr))}
-    labels = torch.tensor([cells[cell] for cell in pool])
-    size = sum(left.values())
+def permutation_test(left: Sequence[Cells], right: Sequence[Cells], *, rounds: int = 2000) -> float:
+    """p-value of a two-sample test: how often a random split of all outcomes differs at least as much.
+
+    Args:
+        left, right: outcomes, as :func:`joint` or :func:`per_position` sorts them into cells, both in one call.
+        rounds: random splits.
+
+    Returns:
+        The share of splits, this one counted, with at least its G statistic, summed over the columns.
+    """
+    pool = [*left, *right]
+    columns: list[dict[Hashable, int]] = [{} for _ in pool[0]]
+    labels = [[column.setdefault(cell, len(column)) for column, cell in zip(columns, row, strict=True)] for row in pool]
+    offsets = [0, *accumulate(map(len, columns))]
+    labels_NC = torch.tensor(labels) + torch.tensor(offsets[:-1])
+    both = torch.bincount(labels_NC.flatten(), minlength=offsets[-1]).double()
+    share = len(left) / len(pool)
     generator = torch.Generator().manual_seed(0)
 
     def statistic(order: torch.Tensor) -> float:
-        one = torch.bincount(labels[order[:size]], minlength=len(cells)).double()
-        two = torch.bincount(labels[order[size:]], minlength=len(cells)).double()
-        share = size / len(pool)
-        both = one + two
+        one = torch.bincount(labels_NC[order[: len(left)]].flatten(), minlength=offsets[-1]).double()
+        two = both - one
         return float(2 * (torch.xlogy(one, one / (both * share)) + torch.xlogy(two, two / (both * (1 - share)))).sum())
 
     seen = statistic(torch.arange(len(pool)))
-    larger = sum(statistic(torch.randperm(len(pool), generator=generator)) >= seen for _ in range(rounds))
+    larger = sum(statistic(torch.randperm(len(pool), generator=generator)) >= seen - 1e-9 for _ in range(rounds))
     return (larger + 1) / (rounds + 1)
 
 
-def joint(outputs: Iterable[tuple[int, ...]]) -> Counter[Any]:
-    """Cells: the first six tokens together (at most 64 of them where two tokens are left at each position)."""
-    return Counter(output[:6] for output in outputs)
+def cells_of(params: SamplingParams, left: Outputs, right: Outputs) -> tuple[list[Cells], list[Cells]]:
+    """Two samples of outputs in the same cells, for :func:`permutation_test`."""
+    sort = joint if params.top_k == 2 else per_position
+    cells = sort([*left, *right])
+    return cells[: len(left)], cells[len(left) :]
 
 
-def per_position(outputs: Sequence[tuple[int, ...]]) -> Counter[Any]:
-    """Cells: tokens two and three together, rare ones pooled. The first comes from prefill, where nothing is drafted."""
-    pairs = Counter(output[1:3] for output in outputs)
-    common = {cell for cell, _ in pairs.most_common(15)}
-    firsts = Counter(output[1] for output in outputs)
-    frequent = {token for token, _ in firsts.most_common(15)}
-    counts: Counter[Any] = Counter()
-    for output in outputs:
-        pair = output[1:3]
-        counts[pair if pair in common else (output[1],) if output[1] in frequent else ()] += 1
-    return counts
+def joint(outputs: Outputs) -> list[Cells]:
+    """One cell each: the first six tokens together (at most 64 of them where two tokens are left at each position)."""
+    return [(output[:6],) for output in outputs]
+
+
+def per_position(outputs: Outputs) -> list[Cells]:
+    """A column for each position but the first (it comes from prefill, where nothing is drafted), and one for the second
+    and third together. Of each column the 15 likeliest outcomes *of all outputs given* are cells, the others one cell.
+
+    Both samples of a test must be sorted in one call: cells chosen within a sample are those in which it happens to be rich.
+    """
+    rows = [(*((token,) for token in output[1:]), output[1:3]) for output in outputs]
+    commons = [{cell for cell, _ in Counter(column).most_common(15)} for column in zip(*rows, strict=True)]
+    return [tuple(cell if cell in common else () for cell, common in zip(row, commons, strict=True)) for row in rows]

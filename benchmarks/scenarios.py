@@ -37,8 +37,7 @@ from benchmarks.scenario_parts import (
     STOP_STRINGS,
     TREE,
     WEATHER,
-    joint,
-    per_position,
+    cells_of,
     permutation_test,
     prompt_rows,
 )
@@ -133,8 +132,7 @@ def sampled_law(setup: Setup) -> dict[str, Any]:
         params = LAW_PARAMS[law]
         plain = _draw_many(setup, prompt, params, "none")
         wrong = _draw_many(setup, prompt, replace(params, temperature=setup.wrong_temperature), "slice:10")
-        cells = joint if params.top_k == 2 else per_position
-        p_wrong = permutation_test(cells(plain[0]), cells(wrong[0]))
+        p_wrong = permutation_test(*cells_of(params, plain[0], wrong[0]))
         assert p_wrong <= 0.005, f"{law}: the test does not see a wrong temperature (p = {p_wrong})"
         out[f"{law}, wrong control"] = p_wrong
         for drafter in setup.drafters:
@@ -142,7 +140,7 @@ def sampled_law(setup: Setup) -> dict[str, Any]:
             base = plain if text == prompt else _draw_many(setup, text, params, "none")
             drawn = _draw_many(setup, text, params, drafter)
             assert drawn[1].drafted > 0, f"{law}, {drafter}: no drafts, the test is void"
-            p = permutation_test(cells(base[0]), cells(drawn[0]))
+            p = permutation_test(*cells_of(params, base[0], drawn[0]))
             out[f"{law}, {drafter}"] = {"p": p, "drafted": drawn[1].drafted, "accepted": drawn[1].accepted}
             assert p > 0.001, f"{law}, {drafter}: another law (p = {p})"
     return out

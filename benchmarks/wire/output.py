@@ -18,8 +18,7 @@ from benchmarks.scenario_parts import (
     ROBOT,
     STOP_STRINGS,
     WEATHER,
-    joint,
-    per_position,
+    cells_of,
     permutation_test,
     prompt_rows,
 )
@@ -62,8 +61,7 @@ async def sampled_law(wire: Wire) -> dict[str, Any]:
         params = replace(LAW_PARAMS[law], n=50)
         drawn, drafted = await _draw(wire, Ask(prompt=prompt, params=params))
         plain = wire.library.draw(Ask(prompt=prompt, params=params), wire.sizes.num_calls // params.n)
-        cells = joint if params.top_k == 2 else per_position
-        p = permutation_test(cells(plain), cells(drawn))
+        p = permutation_test(*cells_of(params, plain, drawn))
         out[law] = {"p": p, "calls": len(drawn), "drafted": drafted}
         assert p > 0.001, f"{law}: another law (p = {p})"
         assert drafted > 0 or not wire.has_drafter, f"{law}: no drafts, the test is void"
