@@ -1,12 +1,13 @@
 """Drafters side by side on the subset of Spec-Bench, HumanEval and tool calls: which one, at which budget, pays most.
 
 Each arm names a drafter and its own most draft tokens (``suffix@8``, ``merged:HEAD:num_nodes=9@9``). All arms of a precision
-decode a prompt one after the other before the next prompt comes. Arms whose drafter begins with ``merged:`` are compared
-with the best suffix arm and the best arm of a head alone.
+decode a prompt one after the other before the next prompt comes. Arms that draft merged trees (``merged:HEAD``, or in a choice
+with suffix alone, ``auto:suffix,merged:HEAD``) are compared with the best suffix arm and the best arm of a head alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,15 +80,14 @@ def _tasks(comparison: Comparison, arm: str, prompts: Sequence[tuple[PromptRow, 
 
 def _bars(comparison: Comparison, drafts: Sequence[str], precision: str) -> list[Bar]:
     """The best merged arm against plain, and against the best arm of each of its parts."""
-    merged = [name for name in drafts if name.startswith("merged:")]
+    merged = [name for name in drafts if "merged:" in name]
     if not merged:
         return []
     best = _fastest(comparison, merged)
     bars = [Bar.of_ratio(f"{best} against plain, {precision}", _over(comparison, best, PLAIN), OVER_PLAIN)]
     suffix = [name for name in drafts if name.startswith("suffix")]
-    heads = [
-        name for name in drafts if name.startswith(best.removeprefix("merged:").partition(":")[0].partition("@")[0])
-    ]
+    head = re.split("[:,@]", best.partition("merged:")[2])[0]
+    heads = [name for name in drafts if name.startswith(head)]
     for parts in (suffix, heads):
         if parts:
             rival = _fastest(comparison, parts)
