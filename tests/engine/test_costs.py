@@ -40,6 +40,11 @@ def test_more_rows_are_never_cheaper() -> None:
     assert RowCosts.monotone({4: 9.0, 1: 10.0, 8: 12.0}) == RowCosts(rows=(1, 4, 8), ms=(10.0, 10.0, 12.0))
 
 
+def test_timings_that_others_made_longer_are_bounded_by_those_of_more_rows() -> None:
+    found = RowCosts.fastest({1: 21.7, 2: 63.4, 4: 25.0, 8: 24.0, 16: 30.0})
+    assert found == RowCosts(rows=(1, 2, 4, 8, 16), ms=(21.7, 24.0, 24.0, 24.0, 30.0))
+
+
 def test_a_table_survives_json() -> None:
     assert CostTable.from_json(TABLE.to_json()) == TABLE
 

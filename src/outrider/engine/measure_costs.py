@@ -31,7 +31,8 @@ __all__ = ["cost_file", "keep", "load_or_measure", "measure_costs"]
 
 SECONDS = 1.2
 """About how long the passes of a target may be timed."""
-_CHAIN_ROWS = (1, 2, 4, 8, 16)
+_CHAIN_ROWS = (1, 2, 4, 8, 16, 17)
+"""Of one sequence; kernels that work on tiles of 16 rows begin another tile with the 17th."""
 _BATCHED = ((2, 16), (4, 16), (8, 16), (16, 16))
 _SINGLES = 16
 _LONG = 3
@@ -82,9 +83,9 @@ def measure_costs(target: Target, drafters: Sequence[Drafter] = (), *, seconds: 
     """
     context = max(2, min(CONTEXT, target.spec.max_positions // 4))
     shapes = _Shapes(context=context, most=target.spec.max_positions)
-    timed = time_shapes(target, shapes.all, seconds=seconds)
+    timed = time_shapes(target, shapes.all, seconds=seconds, num_needed=len(_CHAIN_ROWS))
     return CostTable(
-        passes=RowCosts.monotone({shape.rows: timed[shape] for shape in shapes.curve if shape in timed}),
+        passes=RowCosts.fastest({shape.rows: timed[shape] for shape in shapes.curve if shape in timed}),
         sequence_ms=shapes.sequence_ms(timed),
         attended_ms=shapes.attended_ms(timed),
         drafts={
@@ -143,7 +144,8 @@ class _Shapes:
     @property
     def all(self) -> list[PassShape]:
         """In the order of their worth; shapes past the window are left out."""
-        wanted = [*self.curve[:6], self.singles, *self.curve[6:7], self.near, self.far, *self.curve[7:]]
+        first = len(_CHAIN_ROWS) + 1
+        wanted = [*self.curve[:first], self.singles, self.curve[first], self.near, self.far, *self.curve[first + 1 :]]
         return [shape for shape in dict.fromkeys(wanted) if shape.num_cached + shape.rows_each <= self.most]
 
     def sequence_ms(self, timed: dict[PassShape, float]) -> float:
