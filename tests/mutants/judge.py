@@ -16,10 +16,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["judge", "serve"]
 
@@ -69,12 +70,12 @@ def serve(modules: list[str]) -> None:
             importlib.import_module(name)
     _assert_forking_is_safe()
     gc.freeze()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(CANNOT_START))
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            # Leaves serve() too: what Python and its modules do at exit is done as in a fresh process.
-            sys.exit(_in_child(request))
+            _leave(_in_child(request))
         print(_exit_code(child, request["timeout_s"]), flush=True)
 
 
@@ -86,11 +87,20 @@ def _assert_forking_is_safe() -> None:
     assert len(threads) == 1, f"{len(threads)} threads run before forking"
 
 
+def _leave(code: int) -> NoReturn:
+    """End this process with ``code``. Taking down all that was imported would take as long as most tests."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _in_child(request: dict[str, Any]) -> int:
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # whoever asked before the fork was told this process's folder
         _redirect(request["output"])
         return judge(request["folder"], request["arguments"])
     except BaseException:
@@ -109,17 +119,19 @@ def _redirect(output: str) -> None:
 def _exit_code(child: int, timeout_s: float) -> int:
     """Wait for a child, not beyond its time nor beyond the end of the process that asked for it."""
     end, parent = time.monotonic() + timeout_s, os.getppid()
-    code = None
-    while code is None and time.monotonic() < end and os.getppid() == parent:
-        time.sleep(_PAUSE_S)
-        pid, status = os.waitpid(child, os.WNOHANG)
-        code = os.waitstatus_to_exitcode(status) if pid else None
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if code is None:
+    try:
+        while time.monotonic() < end and os.getppid() == parent:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(_PAUSE_S)
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return TIMED_OUT
-    return code
+    finally:
+        # Whatever ends the wait, nothing that the child started goes on.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":

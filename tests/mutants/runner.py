@@ -52,7 +52,7 @@ PRELOADED = (
     "fastapi.testclient",
     "uvicorn",
     "prometheus_client",
-    "llguidance.torch",
+    "llguidance",
     "jsonschema",
     "httpx",
 )
@@ -151,7 +151,7 @@ class Judges:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._server is not None:
-            self._server.kill()
+            self._server.terminate()
             self._server.communicate()
 
     def run(self, package: Path, tests: Sequence[str], scratch: Path) -> Outcome:
@@ -212,8 +212,10 @@ def _run_afresh(request: dict[str, Any]) -> int:
 
 
 def _environment(*first: Path, scratch: Path | None = None) -> dict[str, str]:
-    """This process's, without what steers the pytest that runs now, with the copy first and one thread."""
+    """This process's, without what steers the pytest that runs now; the copy first, files in scratch, one thread."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     chosen = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    return kept | chosen | ({"HYPOTHESIS_STORAGE_DIRECTORY": str(scratch)} if scratch else {})
+    if scratch is not None:
+        chosen |= {"TMPDIR": str(scratch), "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch)}
+    return kept | chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_the_end_of_the_process_that_is_forked_from_is_an_error(tmp_path: Path) 
     test = "import os\ndef test_it():\n    os.kill(os.getppid(), 9)\n"
     with pytest.raises(RuntimeError, match="ended with -9"):
         outcome(tmp_path, forked=True, test=test)
+
+
+@needs_fork
+def test_what_a_run_leaves_behind_is_killed(tmp_path: Path) -> None:
+    test = 'import subprocess\ndef test_it():\n    print(f\'<{subprocess.Popen(["sleep", "600"]).pid}>\')\n    assert False\n'
+    done = outcome(tmp_path, forked=True, test=test)
+    assert done.is_rejection
+    process = Path("/proc", done.output.split("<")[1].split(">")[0], "cmdline")
+    deadline = time.monotonic() + 10
+    while process.exists() and process.read_bytes():
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.01)
 
 
 @needs_fork
