@@ -41,7 +41,8 @@ def engine_source(
     return EngineSource(
         target or world(),
         drafter=drafter,
-        config=EngineConfig(num_draft_tokens=k, schedule="fixed", num_cached_prefixes=0),
+        # A given budget: half of what is free now is not the same for two engines while others work.
+        config=EngineConfig(num_draft_tokens=k, schedule="fixed", num_cached_prefixes=0, cache_memory_gb=1.0),
         params=params,
         noise=np.random.default_rng([seed, 77]),
     )
