@@ -1,7 +1,8 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
-suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers`` or ``peers_8`` (eight streams).
+suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_8`` (eight streams),
+``first_token`` or ``shape_1b``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
 from benchmarks.report import RESULTS
 
 MARK = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks -->)", re.DOTALL)
@@ -250,6 +252,45 @@ def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def table_of_first_token(result: dict[str, Any]) -> str:
+    """Milliseconds to the first token of each plain arm, and Outrider's ratios to the fastest peer against the bar."""
+    rows = [FIRST_TOKEN_COLUMNS, *(first_token_cells(row) for row in result["rows"])]
+    lines = [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
+    return _markdown(rows) + "\n" + "\n".join([*_bar_lines(result), *lines]) + "\n" + provenance_line(result)
+
+
+def table_of_shape(result: dict[str, Any]) -> str:
+    """The 1B shape: passes over one row and eight beside reading the weights, plain decoding beside llama.cpp's."""
+    rows = [("precision", "read once", "1 row", "8 rows", "tokens/s", "llama.cpp", "over llama.cpp")]
+    for each in result["results"]:
+        times, megabytes, ratio = each["times_ms"], each["weight_bytes"] / 1e6, each["ratio"]
+        read, one, eight = (times[name]["median"] for name in ("stream", "native 1", "native 8"))
+        rows.append(
+            (
+                each["precision"],
+                f"{read:.1f} ms ({megabytes / read:.0f} GB/s)",
+                f"{one:.1f} ms ({each['one_row_over_stream']['value']:.2f} x reading)",
+                f"{eight:.1f} ms ({each['eight_rows_over_one']['value']:.2f} x 1 row)",
+                _rate_cell(each["tokens_per_s"]),
+                f"{each['weights']}: {_rate_cell(each['llamacpp_tokens_per_s'])}",
+                f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
+            )
+        )
+    return _markdown(rows) + "\n" + "\n".join(_bar_lines(result)) + "\n" + provenance_line(result)
+
+
+def _rate_cell(rate: dict[str, Any]) -> str:
+    return f"{rate['median']:.1f} ({rate['lower_quartile']:.1f} to {rate['upper_quartile']:.1f})"
+
+
+def _bar_lines(result: dict[str, Any]) -> list[str]:
+    return [
+        f"- {bar['name']}: {bar['value']:.2f}x ({bar['low']:.2f} to {bar['high']:.2f}), "
+        f"bar {'≥' if bar['at_least'] else '≤'} {bar['limit']:g}x: {bar['verdict']}"
+        for bar in result["bars"]
+    ]
+
+
 RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine_speed": ("engine_speed", table_of_bars),
     "passes": ("engine_speed", table_of_passes),
@@ -263,6 +304,8 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "perplexity": ("perplexity", table_of_perplexity),
     "peers": ("peers", table_of_peers),
     "peers_8": ("peers_8", table_of_peers),
+    "shape_1b": ("shape_1b", table_of_shape),
+    "first_token": ("first_token", table_of_first_token),
 }
 
 

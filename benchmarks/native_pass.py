@@ -51,6 +51,10 @@ LLAMA_1B = LlamaConfig(
 class CheapWeights(RandomWeights):
     """The 1B shape with weights drawn in a second: time does not depend on their values."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, without drawing it."""
+        return self._shape(name)
+
     def tensor(self, name: str) -> Tensor:
         """One short random row, repeated."""
         shape = self._shape(name)

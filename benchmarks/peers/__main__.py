@@ -19,15 +19,15 @@ from typing import Any
 
 from benchmarks.arms import MODEL
 from benchmarks.peers.catalogue import Arm, all_arms, choose
+from benchmarks.peers.first_token import first_token_arms, first_token_plan, first_token_result, print_first_token
 from benchmarks.peers.installs import NotAvailable
 from benchmarks.peers.setups import Setups
-from benchmarks.peers.summary import best_against_ours, print_table, rows_of
+from benchmarks.peers.summary import best_against_ours, print_table, probes_of, rows_of
 from benchmarks.peers.turns import Item, Plan, make_items, measure
 from benchmarks.peers.workfile import WorkFile
 from benchmarks.prompts import PromptRow, add_prompt_options, encode, load_group
 from benchmarks.provenance import describe_run
 from benchmarks.report import RESULTS, write_json
-from benchmarks.stats import spread
 from outrider.errors import OutriderError
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.fetch import cache_dir
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # arms that stand still are ended on the way out
     try:
-        arms = choose(all_arms(num_draft_tokens=args.num_draft_tokens, drafters=args.draft), args.only)
+        arms = choose(_arms(args), args.only)
         if args.list:
             print("\n".join(f"{arm.name}  (own plain: {arm.plain})" for arm in arms))
             return 0
@@ -50,11 +50,18 @@ def main(argv: list[str] | None = None) -> int:
         setups = Setups(args.root.resolve(), model=args.model, checkpoint=checkpoint, jobs=args.jobs)
         if args.setup:
             return _set_up(arms, setups)
-        _run(args, arms, checkpoint, setups, arguments)
+        run = _run_first_token if args.first_token else _run
+        run(args, arms, checkpoint, setups, arguments)
     except (OutriderError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _arms(args: argparse.Namespace) -> list[Arm]:
+    if args.first_token:
+        return first_token_arms()
+    return all_arms(num_draft_tokens=args.num_draft_tokens, drafters=args.draft)
 
 
 def _set_up(arms: Sequence[Arm], setups: Setups) -> int:
@@ -93,6 +100,26 @@ def _run(
     print(f"result: {out}\nraw turns: {work.path}")
 
 
+def _run_first_token(
+    args: argparse.Namespace, arms: Sequence[Arm], checkpoint: Checkpoint, setups: Setups, arguments: list[str]
+) -> None:
+    plan = first_token_plan(args, checkpoint, threads=_threads(args))
+    settings = {
+        **{key: getattr(args, key) for key in ("model", "first_token")},
+        "threads": plan.threads,
+        "prompts": [item.name for item in plan.items],
+        "fingerprint": checkpoint.fingerprint,
+    }
+    head = {"kind": "first_token", **describe_run("benchmarks.peers", arguments), "settings": settings}
+    work = WorkFile(args.work or setups.root / "first_token.jsonl", settings)
+    measure(arms, setups, plan, work, logs=setups.root / "logs")
+    result = first_token_result(arms, work)
+    out = args.out or RESULTS / "first_token.json"
+    write_json(out, {**head, **result})
+    print_first_token(result, title=f"first token of {args.first_token} tokens, {args.model}, one request at a time")
+    print(f"result: {out}\nraw turns: {work.path}")
+
+
 def result_of(arms: Sequence[Arm], work: WorkFile) -> dict[str, Any]:
     """What the result file holds beside its head: rows, comparison with the fastest peer, machine probes, raw times."""
     names = {arm.name for arm in arms}
@@ -100,7 +127,7 @@ def result_of(arms: Sequence[Arm], work: WorkFile) -> dict[str, Any]:
         "rows": [row.to_json() for row in rows_of(arms, work)],
         "against_fastest_peer": best_against_ours(arms, work),
         "arms": {name: record for name, record in work.arms.items() if name in names},
-        "probes": _probes(work),
+        "probes": probes_of(work),
         "llama_bench": {line["weights"]: line["tokens_per_s"] for line in work.others if line["kind"] == "llama_bench"},
         "raw": [
             {"round": round_, "item": item, "arm": arm, **_without_tokens(reply)}
@@ -120,18 +147,13 @@ def _without_tokens(reply: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _probes(work: WorkFile) -> dict[str, Any]:
-    names = ("read_gb_per_s", "bf16_tflop_per_s")
-    return {name: spread([line["reply"][name] for line in work.probes]).to_json() for name in names if work.probes}
-
-
 def _print(arms: Sequence[Arm], work: WorkFile, args: argparse.Namespace) -> None:
     streams = "one stream" if args.streams == 1 else f"{args.streams} streams"
     print_table(rows_of(arms, work), title=f"peers, {args.model}, {args.tokens} new tokens, greedy, {streams}")
     for line in best_against_ours(arms, work):
         ratio = line["ratio"]
         print(f"{line['arm']}: {ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f}) of {line['against']}")
-    for name, found in _probes(work).items():
+    for name, found in probes_of(work).items():
         print(f"{name}: {found['median']:.3g} ({found['lower_quartile']:.3g} to {found['upper_quartile']:.3g})")
     for line in work.others:
         if line["kind"] == "llama_bench":
@@ -150,9 +172,13 @@ def _plan(args: argparse.Namespace, checkpoint: Checkpoint) -> Plan:
         tokens=args.tokens,
         streams=args.streams,
         rounds=args.rounds,
-        threads=args.threads or len(os.sched_getaffinity(0)),
+        threads=_threads(args),
         stop_ids=tuple(checkpoint.config.eos_token_ids),
     )
+
+
+def _threads(args: argparse.Namespace) -> int:
+    return args.threads or len(os.sched_getaffinity(0))
 
 
 def pick(group: str, per_task: int, traffic: Path | None) -> list[PromptRow]:
@@ -220,12 +246,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=_positive, default=128, help="new tokens a prompt")
     parser.add_argument("--streams", type=_positive, default=1, help="requests at a time")
     parser.add_argument("--rounds", type=_positive, default=1, help="times that everything is run, with new drivers")
+    parser.add_argument(
+        "--first-token",
+        type=_positive,
+        metavar="LENGTH",
+        help="time the first token of prompts of this many tokens, plain arms only; of what follows only --prompts, "
+        "--rounds, --threads, --jobs, --work and --out count",
+    )
+    parser.add_argument("--prompts", type=_positive, default=16, help="how many prompts --first-token takes")
     parser.add_argument("--num-draft-tokens", type=_positive, default=8, help="most draft tokens a step of Outrider")
     parser.add_argument("--draft", nargs="+", default=[], metavar="SPEC", help="more drafters of Outrider")
     parser.add_argument("--threads", type=_positive, help="of every arm (default: the processors of this process)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="compilers at a time")
     parser.add_argument("--work", type=Path, help="the run's record (default: in --root)")
-    parser.add_argument("--out", type=Path, help="result file (default: benchmarks/results/peers.json)")
+    parser.add_argument("--out", type=Path, help="result file (default: in benchmarks/results)")
     return parser
 
 

@@ -19,7 +19,7 @@ from benchmarks.peers.weights import write_hf_folder
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.fetch import MODELS, fetch
 
-__all__ = ["Ready", "Setups"]
+__all__ = ["LlamaCpp", "Ready", "Setups"]
 
 DRIVERS = Path(__file__).parent / "drivers"
 LLAMA_CPP = "llama-cpp-python==0.3.36"

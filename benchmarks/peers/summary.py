@@ -13,7 +13,7 @@ from benchmarks.peers.workfile import WorkFile
 from benchmarks.report import wide_console
 from benchmarks.stats import PairedRatio, pooled_ratio, spread
 
-__all__ = ["Row", "Turn", "best_against_ours", "common_prefix", "print_table", "rows_of", "turns_of"]
+__all__ = ["Row", "Turn", "best_against_ours", "common_prefix", "print_table", "probes_of", "rows_of", "turns_of"]
 
 COLUMNS = (
     "arm",
@@ -225,6 +225,12 @@ def best_against_ours(arms: Sequence[Arm], work: WorkFile) -> list[dict[str, Any
         if ratio is not None:
             found.append({"arm": arm.name, "against": best, "ratio": ratio.to_json()})
     return found
+
+
+def probes_of(work: WorkFile) -> dict[str, Any]:
+    """What the machine could do while the arms took turns: reading memory, multiplying matrices."""
+    names = ("read_gb_per_s", "bf16_tflop_per_s")
+    return {name: spread([line["reply"][name] for line in work.probes]).to_json() for name in names if work.probes}
 
 
 def print_table(rows: Sequence[Row], *, title: str) -> None:

@@ -1,4 +1,6 @@
-"""OpenVINO GenAI's pipelines. Options: ``prompt_lookup``, draft tokens a step (0: plain), ``max_ngram``."""
+"""OpenVINO GenAI's pipelines. Options: ``prompt_lookup``, draft tokens a step (0: plain), ``max_ngram``, and
+``max_batched_tokens``, the longest part of a prompt that is read at a time (left out: the pipeline's own choice).
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ def load(start: dict[str, Any]) -> tuple[Handler, Reply]:
     scheduler.cache_size = CACHE_GB
     scheduler.max_num_seqs = max(1, start["streams"])
     scheduler.enable_prefix_caching = False
+    if "max_batched_tokens" in start["options"]:
+        scheduler.max_num_batched_tokens = start["options"]["max_batched_tokens"]
     lookup = start["options"]["prompt_lookup"]
     properties = {"INFERENCE_NUM_THREADS": start["threads"], **({"prompt_lookup": True} if lookup else {})}
     pipeline = genai.ContinuousBatchingPipeline(start["model"], scheduler, "CPU", properties)

@@ -42,6 +42,8 @@ class StreamRotation:
 
 
 def _transform(x: Tensor, hadamard: Tensor, cosine: Tensor) -> Tensor:
+    if cosine.shape[0] == 1:  # a width that is a power of two: one product, where the general one goes row by row
+        return (x.reshape(-1, hadamard.shape[0]) @ hadamard.to(x.device)).reshape(x.shape)
     split = x.reshape(-1, hadamard.shape[0], cosine.shape[0]) @ cosine.to(x.device)
     return (hadamard.t().to(x.device) @ split).reshape(x.shape)
 
