@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.mutants import judge
 from tests.mutants.mutant import Mutant
-from tests.mutants.runner import Judges, Outcome, link_package, plant
+from tests.mutants.runner import REPOSITORY, Judges, Outcome, link_package, plant
 
 needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -91,7 +92,8 @@ def test_what_a_run_leaves_behind_is_killed(tmp_path: Path) -> None:
 
 @needs_fork
 @pytest.mark.parametrize("name", ["outrider", "tests.mutants.mutant"])
-def test_nothing_of_ours_is_imported_before_forking(name: str, tmp_path: Path) -> None:
+def test_nothing_of_ours_is_imported_before_forking(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
     (tmp_path / "copy" / "outrider").mkdir(parents=True)
     with Judges(forked=True, preloaded=(name,)) as judges, pytest.raises(RuntimeError, match="ended with 1"):
         judges.run(tmp_path / "copy" / "outrider", ["test_it.py"], tmp_path)
