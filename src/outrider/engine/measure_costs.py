@@ -31,8 +31,9 @@ __all__ = ["cost_file", "keep", "load_or_measure", "measure_costs"]
 
 SECONDS = 1.2
 """About how long the passes of a target may be timed."""
-_CHAIN_ROWS = (1, 2, 4, 8, 16, 17)
-"""Of one sequence; kernels that work on tiles of 16 rows begin another tile with the 17th."""
+_CHAIN_ROWS = (1, 2, 4, 8, 9, 16, 17)
+"""Of one sequence; kernels that work on tiles of 16 rows, some of them with two rows for each of the pass, begin another tile
+with the 17th, or the 9th."""
 _BATCHED = ((2, 16), (4, 16), (8, 16), (16, 16))
 _SINGLES = 16
 _LONG = 3
