@@ -1,7 +1,7 @@
 """Writes what was measured with a head onto its card: acceptance over whole Spec-Bench, and which drafter with it is fastest.
 
-``--speed`` is a result of ``engine_speed --only drafts``: its fastest arm with this head (or ``suffix``, if that wins) is what
-``--draft auto`` stands for from then on. ``--acceptance`` is a result of ``benchmarks.acceptance``.
+``--speed`` is a result of ``engine_speed --only drafts``: its fastest arm in each precision (with this head, or ``suffix``, if
+that wins) is what ``--draft auto`` stands for there from then on. ``--acceptance`` is a result of ``benchmarks.acceptance``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from outrider.errors import OutriderError
 __all__ = ["fastest_draft", "main", "measured_acceptance"]
 
 
-def fastest_draft(result: Mapping[str, Any], head: str) -> str:
-    """The arm with the least time over all precisions, ``{}`` standing for the head; its budget of draft tokens is left out.
+def fastest_draft(result: Mapping[str, Any], head: str) -> dict[str, str]:
+    """By precision the arm with the least time, ``{}`` standing for the head; its budget of draft tokens is left out.
 
     Args:
         result: of ``engine_speed``, with the section ``drafts``. head: how the arms name it.
     """
-    by_precision = result["sections"]["drafts"]["summary"].values()
-    arms = [name for name in next(iter(by_precision)) if name != "none"]
-    speed = {name: sum(each[name]["all"]["speed_up"]["value"] for each in by_precision) for name in arms}
-    return max(arms, key=lambda name: speed[name]).rpartition("@")[0].replace(head, "{}")
+    fastest = {}
+    for precision, arms in result["sections"]["drafts"]["summary"].items():
+        speed = {name: arm["all"]["speed_up"]["value"] for name, arm in arms.items() if name != "none"}
+        fastest[precision] = max(speed, key=lambda name: speed[name]).rpartition("@")[0].replace(head, "{}")
+    return fastest
 
 
 def measured_acceptance(result: Mapping[str, Any], head: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_a_card_learns_what_was_fastest_and_how_much_was_kept(section: Any, tmp_
     acceptance.write_text(json.dumps({"measurements": kept}))
     assert head_card.main([str(folder), "--speed", str(speed), "--acceptance", str(acceptance)]) == 0
     found = read_head(folder).info
-    assert found.acceptance[FASTEST] == "merged:{}:num_nodes=9"
+    assert found.acceptance[FASTEST] == {"bfloat16": "merged:{}:num_nodes=9", "int8": "merged:{}:num_nodes=9"}
     assert found.acceptance["spec_bench"] == {"HEAD": {**each, "prompts": 80}}
     assert found.data == tiny_info(target).data
     assert (folder / "model.safetensors").read_bytes() == weights

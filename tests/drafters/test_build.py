@@ -300,20 +300,22 @@ def test_auto_is_what_won_on_the_card_of_a_head_that_came_along(
     config = head_folder / "config.json"
     known = json.loads(config.read_text())
     fingerprint = target.spec.fingerprint
-    for card, expected in (
-        ({"target_fingerprint": fingerprint}, "suffix"),
-        ({"target_fingerprint": "another", "acceptance": {shipped.FASTEST: "merged:{}:num_nodes=9"}}, "suffix"),
-        ({"target_fingerprint": fingerprint, "acceptance": {shipped.FASTEST: "{}"}}, "my head"),
-        (
-            {"target_fingerprint": fingerprint, "acceptance": {shipped.FASTEST: "merged:{}:num_nodes=9"}},
-            "merged:my head:num_nodes=9",
-        ),
+    target.spec = replace(target.spec, path="native-portable float32")
+    here, merged = target.spec.precision, "merged:{}:num_nodes=9"
+    for made_for, fastest, expected in (
+        (fingerprint, {}, "suffix"),
+        ("another", {here: merged}, "suffix"),
+        (fingerprint, {"int8": merged}, "suffix"),
+        (fingerprint, {here: "{}", "int8": merged}, "my head"),
+        (fingerprint, {here: merged, "int8": "suffix"}, "merged:my head:num_nodes=9"),
     ):
+        card = {"target_fingerprint": made_for, "acceptance": {shipped.FASTEST: fastest}}
         config.write_text(json.dumps({**known, **card}))
         assert resolve_draft("auto", target) == expected
         assert resolve_draft("ngram", target) == "ngram"
     made = make_drafter("auto", target)
     assert isinstance(made, MergedDrafter) and made.shape.num_nodes == 9
+    assert isinstance(make_drafter("auto", tiny_target()), SuffixDrafter), "measured beside native passes only"
     monkeypatch.setattr(shipped, "HEAD_FOLDERS", ())
     assert isinstance(make_drafter("auto", target), SuffixDrafter)
 

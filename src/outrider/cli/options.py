@@ -103,7 +103,7 @@ Draft = Annotated[
         "slice:8 (its first 8 layers), random, a model with the same tokenizer, the folder of a trained head, or "
         "merged:HEAD (head and suffix in one tree), or auto:suffix,HEAD (the planner chooses, step by step). Options follow "
         "a colon: HEAD:depth=4,width=3,num_nodes=9 drafts trees.",
-        show_default="auto: what was fastest on the card of a head that came along for this target, else suffix",
+        show_default="auto: what was fastest in this precision on the card of the target's own head, else suffix",
         rich_help_panel=SPECULATION,
     ),
 ]

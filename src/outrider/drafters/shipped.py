@@ -5,6 +5,7 @@ A head's card may say which way of drafting with it was fastest when it was meas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.drafters.head_folder import HeadTarget, is_head_folder, read_info
@@ -15,7 +16,8 @@ _PACKAGE = Path(__file__).parents[1]
 HEAD_FOLDERS = (_PACKAGE / "heads", _PACKAGE.parents[1] / "heads")
 """Where heads lie: a wheel puts them into the package; a clone keeps them beside ``src``."""
 FASTEST = "fastest"
-"""Key of a card's acceptance: the drafter that won, ``{}`` standing for the head, as ``merged:{}:num_nodes=9``."""
+"""Key of a card's acceptance: the drafter that won in each precision, ``{}`` standing for the head:
+``{"bfloat16": "merged:{}:num_nodes=9"}``."""
 _WITHOUT_HEAD = "suffix"
 
 
@@ -33,9 +35,14 @@ def head_path(name: str) -> Path | None:
 
 
 def best_draft(target: HeadTarget) -> str:
-    """What ``auto`` stands for: the winner on the card of a head that came along for this very target, or ``suffix``."""
+    """What ``auto`` stands for: the winner in the target's precision on the card of a head that came along for this very
+    target, or ``suffix``. The winners were measured beside native passes, so they count there only."""
+    if not target.spec.path.startswith("native"):
+        return _WITHOUT_HEAD
     for name, path in shipped_heads().items():
         info = read_info(path)
         if info.target_fingerprint == target.spec.fingerprint:
-            return str(info.acceptance.get(FASTEST, _WITHOUT_HEAD)).replace("{}", name)
+            winners = info.acceptance.get(FASTEST)
+            winner = winners.get(target.spec.precision) if isinstance(winners, Mapping) else None
+            return str(winner or _WITHOUT_HEAD).replace("{}", name)
     return _WITHOUT_HEAD
