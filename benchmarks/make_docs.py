@@ -2,7 +2,7 @@
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
 suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_8`` (eight streams),
-``first_token`` or ``shape_1b``.
+``first_token``, ``shape_1b`` or ``scenarios``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
 from benchmarks.report import RESULTS
+from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
 
 MARK = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks -->)", re.DOTALL)
 
@@ -33,7 +34,7 @@ def newest(kind: str, folder: Path) -> dict[str, Any]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if not found:
         raise ValueError(f"no result of kind {kind} in {folder}; run python -m benchmarks.{kind} first")
-    return max((_flat(result) for result in found), key=lambda result: str(result["started"]))
+    return max((_flat(result) for result in found), key=lambda result: str(result.get("started")))
 
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
@@ -279,6 +280,11 @@ def table_of_shape(result: dict[str, Any]) -> str:
     return _markdown(rows) + "\n" + "\n".join(_bar_lines(result)) + "\n" + provenance_line(result)
 
 
+def table_of_scenarios(result: dict[str, Any]) -> str:
+    """The last run of each acceptance scenario at full size."""
+    return _markdown([SCENARIO_COLUMNS, *scenario_rows(result)])
+
+
 def _rate_cell(rate: dict[str, Any]) -> str:
     return f"{rate['median']:.1f} ({rate['lower_quartile']:.1f} to {rate['upper_quartile']:.1f})"
 
@@ -306,6 +312,7 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "peers_8": ("peers_8", table_of_peers),
     "shape_1b": ("shape_1b", table_of_shape),
     "first_token": ("first_token", table_of_first_token),
+    "scenarios": ("scenarios", table_of_scenarios),
 }
 
 
