@@ -221,7 +221,7 @@ def section_int8(bench: Bench) -> Section:
 
 
 def section_batch(bench: Bench) -> Section:
-    """Plain decoding of 64 sequences at once: tokens a second over the passes that decode, prompts not counted."""
+    """Plain decoding of 64 sequences at once: tokens a second of passes over all of them, prompts not counted."""
     size = BATCH if bench.settings.limit is None else bench.settings.limit
     prompts = [ids for _, ids in bench.mixed_prompts(size)]
     rates: dict[str, list[float]] = {precision: [] for precision in BATCH_BARS}
@@ -251,14 +251,22 @@ def section_batch(bench: Bench) -> Section:
 
 
 def _batch_rate(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams) -> float:
-    """Tokens a second of the steps after the first, which reads all prompts."""
+    """Tokens a second of the passes in which all sequences decode: not of those that read prompts, nor of the tail.
+
+    Prompts are read in chunks, so some sequences decode while others are still being read.
+    """
     for ids in prompts:
         engine.submit(ids, params)
-    engine.step()
-    tokens, begun = 0, time.perf_counter()
+    tokens, seconds, started = 0, 0.0, set[str]()
     while engine.has_work:
-        tokens += sum(len(event.token_ids) for event in engine.step())
-    return tokens / (time.perf_counter() - begun)
+        is_reading, begun = len(started) < len(prompts), time.perf_counter()
+        events = engine.step()
+        started |= {event.id for event in events}
+        if not is_reading and len(events) == len(prompts):
+            tokens += sum(len(event.token_ids) for event in events)
+            seconds += time.perf_counter() - begun
+    assert tokens, "the sequences never ran together"
+    return tokens / seconds
 
 
 def section_start(bench: Bench) -> Section:
