@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from benchmarks.make_docs import render
 from benchmarks.passes import time_passes
 from benchmarks.profile_step import WatchedTarget, group_operations, split_forward
 
-from benchmarks import engine_speed
+from benchmarks import engine_speed, sections
 from outrider.device import Placement
 from outrider.models.config import LlamaConfig
 from outrider.models.llama import LlamaTarget
+from outrider.sampling.params import SamplingParams
 
 TINY = LlamaConfig(
     vocab_size=64,
@@ -52,6 +54,33 @@ def test_a_profiled_forward_names_its_operations(tiny: LlamaTarget) -> None:
     parts = split_forward(10.0, watched.operations, watched.profiled_ms)
     assert sum(parts.values()) == pytest.approx(10.0)
     assert min(parts.values()) > 0
+
+
+def test_a_batch_is_measured_over_passes_in_which_all_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequences; one decodes while the other is read (1 s), both decode (10 s twice), one goes on alone (1 s)."""
+    clock = [0.0]
+    script = [
+        (1.0, {"a": 1}),
+        (1.0, {"a": 1, "b": 1}),
+        (10.0, {"a": 1, "b": 1}),
+        (10.0, {"a": 1, "b": 2}),
+        (1.0, {"b": 1}),
+    ]
+
+    class Scripted:
+        def submit(self, ids: object, params: object) -> None: ...
+
+        @property
+        def has_work(self) -> bool:
+            return bool(script)
+
+        def step(self) -> list[SimpleNamespace]:
+            seconds, tokens = script.pop(0)
+            clock[0] += seconds
+            return [SimpleNamespace(id=id, token_ids=range(count)) for id, count in tokens.items()]
+
+    monkeypatch.setattr(sections.time, "perf_counter", lambda: clock[0])
+    assert sections._batch_rate(Scripted(), [[1], [2]], SamplingParams()) == 5 / 20.0  # type: ignore[arg-type]
 
 
 def test_operations_are_sorted_into_parts() -> None:
