@@ -123,6 +123,12 @@ def test_template_hash_names_template_special_tokens_and_tool_rendering() -> Non
     assert _files.tokenizer().template_hash == PLAIN.template_hash
 
 
+def test_who_renders_tools_is_no_other_template() -> None:
+    assert PLAIN.is_same_template(AS_TEXT.template_hash) and AS_TEXT.is_same_template(PLAIN.template_hash)
+    assert not PLAIN.is_same_template(_with_template("x").template_hash)
+    assert not PLAIN.is_same_template("")
+
+
 @pytest.mark.real_model
 def test_the_real_template_refuses_tools_by_name() -> None:
     from outrider.models.load import load_checkpoint

@@ -397,11 +397,11 @@ def _warn_of_differences(info: HeadInfo, target: HeadTarget, where: str) -> None
             spec.name,
             spec.fingerprint,
         )
-    template = _template_hash(target)
-    if info.template_hash and template and info.template_hash != template:
+    tokenizer = target.tokenizer
+    if info.template_hash and tokenizer is not None and not tokenizer.is_same_template(info.template_hash):
         logger.warning(
             "%s: the head was trained with chat template %s, but the target's is %s; fewer drafts may be kept",
             where,
             info.template_hash,
-            template,
+            tokenizer.template_hash,
         )

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer as Backend
 
@@ -81,6 +82,10 @@ class Tokenizer:
     def template_hash(self) -> str:
         """Hash of everything that turns a chat into a prompt: template, special tokens, tool rendering."""
         return self._chat.hash
+
+    def is_same_template(self, hash: str) -> bool:
+        """True if a :attr:`template_hash` was made of this template, whoever rendered the tools."""
+        return hash in {replace(self._chat, tool_rendering=rendering).hash for rendering in get_args(ToolRendering)}
 
     @property
     def tool_rendering(self) -> ToolRendering:
