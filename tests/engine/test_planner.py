@@ -167,6 +167,12 @@ def test_copies_that_go_on_where_a_tree_ends_cost_no_more_rows() -> None:
     assert found[1] == (8, 1 + 2 * 5.0)
 
 
+@pytest.mark.parametrize(("levels", "depth"), [(100, 1), (1, 3)])
+def test_a_try_is_priced_by_the_levels_that_run(levels: int, depth: int) -> None:
+    member = FakeModel(levels=levels, card_rates=(0.05,))
+    assert asked(Planner(EngineConfig(), TABLE, [member]), Running()) == [depth]  # type: ignore[list-item]
+
+
 def test_forgotten_sequences_leave_nothing() -> None:
     planner = make_planner()
     simulate(planner, batch=2, steps=10, chance=lambda now, row: 0.5)

@@ -374,7 +374,8 @@ class Planner:
             reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
             prices = []
             for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
-                cost = opening + call.level * (depth - 1) + call.sequence + call.node * depth
+                levels = min(depth, model.levels)
+                cost = opening + call.level * (levels - 1) + call.sequence + call.node * levels
                 cost += curve[min(len(curve) - 1, rows + int(self._rows(name, depth)))] - curve[rows] + reading
                 prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
             price, depth = min(prices)
