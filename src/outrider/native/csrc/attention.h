@@ -53,40 +53,63 @@ void gather_tail(const Work& w, const Path& path, int start, int num_keys, const
 }
 
 struct Queries {
-    int32_t row[ROW_TILE], member[ROW_TILE], last[ROW_TILE];
-    int32_t furthest;
+    int32_t row[QUERY_ROWS], member[QUERY_ROWS], last[QUERY_ROWS];
 };
 
 Queries gather_queries(const Work& w, const Unit& unit, uint8_t* tiles) {
     Queries q;
-    q.furthest = 0;
     for (int i = 0; i < unit.num_queries; i++) {
         const int query = unit.first_query + i;
         q.row[i] = unit.path->rows[query / w.members];
         q.member[i] = query % w.members;
         q.last[i] = w.places[q.row[i]].last;
-        if (q.last[i] > q.furthest) q.furthest = q.last[i];
         const int64_t index = ((int64_t)unit.group * w.pass->num_rows + q.row[i]) * w.members + q.member[i];
         const uint8_t* from = (const uint8_t*)(w.queries + index * w.width);
         for (int j = 0; j < w.half_blocks; j++)
-            __builtin_memcpy(tiles + j * TILE_BYTES + i * STEP_BYTES, from + j * STEP_BYTES, STEP_BYTES);
+            __builtin_memcpy(tiles + j * QUERY_STEP + i * STEP_BYTES, from + j * STEP_BYTES, STEP_BYTES);
     }
     return q;
 }
 
-void score_keys(const Work& w, const uint8_t* queries, const uint8_t* keys, int num_keys, int num_queries, float* scores) {
+// Keys and values of up to 128 positions, and what is fetched from memory meanwhile: while scores are taken the values
+// (if they lie in memory and not in a private copy), while values are mixed the keys behind.
+struct Chunk {
+    const uint8_t *keys, *values;
+    int start, num_keys;
+    bool fetch_values;
+    const uint8_t* next;
+    int64_t next_bytes;
+};
+
+// Keys of a chunk that count for a unit, padded.
+INLINE int keys_of_chunk(const Unit& unit, int chunk) {
+    const int reach = unit.furthest + 1 - chunk * CHUNK;
+    return padded_to(reach < CHUNK ? reach : CHUNK, KEY_BLOCK);
+}
+
+INLINE const uint8_t* keys_of_unit(const Work& w, int layer, const Unit& unit) {
+    return unit.path->cache + keys_offset(w, layer, unit.group, unit.path->capacity);
+}
+
+void score_keys(const Work& w, const Space& space, const Chunk& chunk, int num_queries) {
     const int64_t key_tile = (int64_t)w.half_blocks * TILE_BYTES;
-    for (int k = 0; k < num_keys; k += KEY_BLOCK) {
-        Product p{queries, TILE_BYTES, keys + k / 16 * key_tile, TILE_BYTES, key_tile, w.half_blocks, num_queries,
-                  scores + k, CHUNK};
+    for (int k = 0; k < chunk.num_keys; k += KEY_BLOCK) {
+        Product p{space.queries, QUERY_STEP, chunk.keys + k / 16 * key_tile, TILE_BYTES, key_tile, w.half_blocks, num_queries,
+                  space.scores + k, CHUNK};
+        p.ahead_step = chunk.fetch_values ? 2 * TILE_BYTES : 0;
+        p.ahead_after = chunk.values + side_bytes(w, k);
         product_bf16(p);
     }
 }
 
-void mix_values(const Work& w, const uint8_t* weights, const uint8_t* values, int num_keys, int num_queries, float* mixed) {
+void mix_values(const Work& w, const Space& space, const Chunk& chunk, int num_queries) {
+    const int steps = chunk.num_keys / KEY_BLOCK;
+    const int64_t ahead_step = (chunk.next_bytes / (steps * w.half_blocks) + 63) / 64 * 64;
     for (int j = 0; j < w.half_blocks; j++) {
-        Product p{weights, TILE_BYTES, values + j * 2 * TILE_BYTES, (int64_t)2 * w.half_blocks * TILE_BYTES, TILE_BYTES,
-                  num_keys / KEY_BLOCK, num_queries, mixed + j * BLOCK, w.width};
+        Product p{space.weights, QUERY_STEP, chunk.values + j * 2 * TILE_BYTES, (int64_t)2 * w.half_blocks * TILE_BYTES,
+                  TILE_BYTES, steps, num_queries, space.mixed + j * BLOCK, w.width};
+        p.ahead_step = ahead_step;
+        p.ahead_after = chunk.next + j * steps * ahead_step;
         product_bf16(p);
     }
 }
@@ -97,43 +120,49 @@ INLINE float* part_of(const Work& w, int row, int head, int part) {
 }
 
 // Softmax and mixture of one chunk. Rows that see nothing of it are left as they are.
-void attend_chunk(const Work& w, const Space& space, const Queries& q, const Unit& unit, int start, int num_keys,
-                  const uint8_t* keys, const uint8_t* values) {
+void attend_chunk(const Work& w, const Space& space, const Queries& q, const Unit& unit, const Chunk& chunk) {
     const int members = w.members, count = unit.num_queries;
     const float scale = LOG2_E / __builtin_sqrtf((float)w.model->head_width);
-    Extent extents[ROW_TILE];
-    score_keys(w, space.queries, keys, num_keys, count, space.scores);
+    Extent extents[QUERY_ROWS];
+    score_keys(w, space, chunk, count);
     for (int i = 0; i < count; i++) {
-        const int visible = q.last[i] + 1 - start;
+        const int visible = q.last[i] + 1 - chunk.start;
         if (visible > 0)
-            extents[i] = soften_row(space.scores + i * CHUNK, scale, num_keys, visible, space.weights + i * STEP_BYTES);
+            extents[i] = soften_row(space.scores + i * CHUNK, scale, chunk.num_keys, visible,
+                                    space.weights + i * STEP_BYTES, QUERY_STEP);
     }
-    mix_values(w, space.weights, values, num_keys, count, space.mixed);
+    mix_values(w, space, chunk, count);
     for (int i = 0; i < count; i++) {
-        if (q.last[i] < start) continue;
+        if (q.last[i] < chunk.start) continue;
         float* state = part_of(w, q.row[i], unit.group * members + q.member[i], unit.part);
         merge_chunk(state, space.mixed + i * w.width, extents[i], w.width);
     }
 }
 
-void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit) {
+// `after`: the unit that this thread attends to next, if it is known.
+void attend_unit(const Work& w, const Space& space, int layer, const Unit& unit, const Unit* after) {
     const Path& path = *unit.path;
     const Queries q = gather_queries(w, unit, space.queries);
     for (int i = 0; i < unit.num_queries; i++)
         part_of(w, q.row[i], unit.group * w.members + q.member[i], unit.part)[w.width + 1] = 0.0f;
-    const uint8_t* cached = path.cache + keys_offset(w, layer, unit.group, path.capacity);
-    for (int chunk = unit.first_chunk; chunk < unit.end_chunk; chunk++) {
-        const int start = chunk * CHUNK;
-        const int reach = q.furthest + 1 - start;
-        const int num_keys = padded_to(reach < CHUNK ? reach : CHUNK, KEY_BLOCK);
-        const uint8_t *keys = cached, *values = cached + side_bytes(w, path.capacity);
-        if (path.nodes && start + num_keys > path.base) {
-            gather_tail(w, path, start, num_keys, &keys, &values, space.tail);
-        } else {
-            keys += side_bytes(w, start);
-            values += side_bytes(w, start);
+    const uint8_t *keys = keys_of_unit(w, layer, unit), *values = keys + side_bytes(w, path.capacity);
+    for (int i = unit.first_chunk; i < unit.end_chunk; i++) {
+        Chunk chunk{keys + side_bytes(w, i * CHUNK), values + side_bytes(w, i * CHUNK), i * CHUNK, keys_of_chunk(unit, i),
+                    true, nullptr, 0};
+        if (path.nodes && chunk.start + chunk.num_keys > path.base) {
+            chunk.keys = keys;
+            chunk.values = values;
+            chunk.fetch_values = false;
+            gather_tail(w, path, chunk.start, chunk.num_keys, &chunk.keys, &chunk.values, space.tail);
         }
-        attend_chunk(w, space, q, unit, start, num_keys, keys, values);
+        if (i + 1 < unit.end_chunk) {
+            chunk.next = keys + side_bytes(w, (i + 1) * CHUNK);
+            chunk.next_bytes = side_bytes(w, keys_of_chunk(unit, i + 1));
+        } else if (after) {
+            chunk.next = keys_of_unit(w, layer, *after) + side_bytes(w, after->first_chunk * CHUNK);
+            chunk.next_bytes = side_bytes(w, keys_of_chunk(*after, after->first_chunk));
+        }
+        attend_chunk(w, space, q, unit, chunk);
     }
 }
 
@@ -142,12 +171,15 @@ void join_row(const Work& w, int row, float* state, float* y) {
     const int state_width = w.width + PART_EXTRA;
     const int num_parts = parts_of_row(w.places[row]);
     for (int h = 0; h < w.model->num_heads; h++, y += w.width) {
-        const float* part = part_of(w, row, h, 0);
-        state[w.width + 1] = 0.0f;
-        for (int i = 0; i < num_parts; i++, part += state_width)
-            merge_chunk(state, part, {part[w.width], part[w.width + 1]}, w.width);
-        const float inverse = 1.0f / state[w.width + 1];
-        for (int i = 0; i < w.width; i += LANES) store(y + i, load(state + i) * inverse);
+        const float *part = part_of(w, row, h, 0), *joined = part;
+        if (num_parts > 1) {
+            joined = state;
+            state[w.width + 1] = 0.0f;
+            for (int i = 0; i < num_parts; i++, part += state_width)
+                merge_chunk(state, part, {part[w.width], part[w.width + 1]}, w.width);
+        }
+        const float inverse = 1.0f / joined[w.width + 1];
+        for (int i = 0; i < w.width; i += LANES) store(y + i, load(joined + i) * inverse);
     }
     for (int i = w.model->num_heads * w.width; i < w.attended; i += LANES, y += LANES) store(y, F16{});
 }

@@ -14,8 +14,8 @@
 
 namespace {
 
-// Up to this many rows every thread prepares operand rows for itself.
-constexpr int MOST_OWN_ROWS = 8;
+// Up to this many rows every thread prepares operand rows for itself: shared out, they cost a wait more.
+constexpr int MOST_OWN_ROWS = 2;
 
 // Zeroed memory carved into 64-byte aligned pieces. First a dry run that counts, then the pieces.
 class Arena {
@@ -107,8 +107,7 @@ void OutriderContext::place(Work& work) {
     work.inner = arena.take<uint8_t>(padded * model.inner_padded * (model.format == FORMAT_BF16 ? 2 : 4));
     work.a = arena.take<uint8_t>(padded * width * 2);  // bfloat16, or int8 twice
     work.a_scales = arena.take<float>(padded * factors_of(width));
-    work.shares = arena.take<Share>((size_t)(4 * model.num_layers + 2) * work.num_threads);
-    work.counters = arena.take<int32_t>(model.num_layers);
+    work.shares = arena.take<Share>((size_t)(5 * model.num_layers + 2) * work.num_threads);
     for (Space& space : spaces) place_thread(work, space, width);
     work.spaces = spaces.data();
 }
@@ -118,10 +117,10 @@ void OutriderContext::place_thread(const Work& work, Space& space, size_t width)
     space.a_scales = arena.take<float>(ROW_TILE * factors_of(width));
     space.row = arena.take<float>(width);
     space.c = arena.take<float>(32 * 32);
-    space.queries = arena.take<uint8_t>(work.half_blocks * TILE_BYTES);
-    space.scores = arena.take<float>(ROW_TILE * CHUNK);
-    space.weights = arena.take<uint8_t>(CHUNK / KEY_BLOCK * TILE_BYTES);
-    space.mixed = arena.take<float>(ROW_TILE * work.width);
+    space.queries = arena.take<uint8_t>(work.half_blocks * QUERY_STEP);
+    space.scores = arena.take<float>(QUERY_ROWS * CHUNK);
+    space.weights = arena.take<uint8_t>(CHUNK / KEY_BLOCK * QUERY_STEP);
+    space.mixed = arena.take<float>(QUERY_ROWS * work.width);
     space.state = arena.take<float>(work.width + PART_EXTRA);
     space.tail = arena.take<uint8_t>(2 * CHUNK * work.width * sizeof(uint16_t));
     space.best = arena.take<float>(work.pass->num_rows);
@@ -135,7 +134,6 @@ void OutriderContext::run(const OutriderModel& model, const OutriderPass& pass) 
     place(work);
     arena.reserve(arena.used());
     place(work);
-    std::memset(work.counters, 0, model.num_layers * sizeof(int32_t));
     struct Call {
         const Kernels* kernels;
         const Work* work;

@@ -18,6 +18,9 @@ namespace {
 // equally fast, so who is done takes blocks from the end of the others' shares.
 constexpr int MATRICES_OF_LAYER = 4;
 
+// Behind all matrices, the LM head and the fused one.
+int attention_share(const OutriderModel& model, int layer) { return model.num_layers * MATRICES_OF_LAYER + 2 + layer; }
+
 void fill_share(const Turn& turn, int matrix, int num_blocks) {
     const uint64_t first = turn.share(num_blocks), end = turn.end_of_share(num_blocks);
     turn.w.shares[matrix * turn.w.num_threads + turn.thread].range = end << 32 | first;
@@ -32,6 +35,7 @@ void fill_shares(const Turn& turn) {
     }
     fill_share(turn, model.num_layers * MATRICES_OF_LAYER, model.head.num_blocks);
     if (turn.w.pass->is_fused) fill_share(turn, model.num_layers * MATRICES_OF_LAYER + 1, model.fuse.num_blocks);
+    for (int i = 0; i < model.num_layers; i++) fill_share(turn, attention_share(model, i), turn.w.num_units);
 }
 
 // The next block of a share, its first (own) or its last (another's); -1 if there is none.
@@ -79,17 +83,17 @@ INLINE int64_t block_bytes(const OutriderMatrix& m) {
 constexpr int AHEAD_STEPS = 4;
 constexpr int64_t AHEAD_WAITING = 64 * 1024;
 
-// A matrix of the pass and the one behind it.
+// Where this thread's share of a matrix begins.
+INLINE const uint8_t* share_of_matrix(const Turn& turn, const OutriderMatrix& m) {
+    return m.weights + turn.share(m.num_blocks) * block_bytes(m);
+}
+
+// A matrix of the pass, and the memory that this thread reads behind it.
 struct Stage {
     int index;
     const OutriderMatrix* matrix;
-    const OutriderMatrix* next;
+    const uint8_t* after;
 };
-
-// Where this thread's share of the next matrix begins.
-INLINE const uint8_t* next_share(const Turn& turn, const Stage& stage) {
-    return stage.next->weights + turn.share(stage.next->num_blocks) * block_bytes(*stage.next);
-}
 
 // One block for one group of rows, scaled to float32.
 INLINE void multiply_block(const Turn& turn, const OutriderMatrix& m, const Product& p, int block, const Operand& a, int row) {
@@ -119,13 +123,13 @@ INLINE void multiply_int4(const Turn& turn, const OutriderMatrix& m, const Opera
 //
 // All rows pass by while a block of weights is in the cache, so weights are read from memory once. Meanwhile what comes
 // next is fetched: with one group of rows the weights 8 KiB ahead; with several, each group fetches its part of the next
-// block. Behind the share's last block come the first blocks of this thread's share of the next matrix.
+// block. Behind the share's last block comes what the stage names.
 template <class Finish>
 void multiply(const Turn& turn, const Stage& stage, const Operand& a, int num_rows, const Finish& finish) {
     const OutriderMatrix& m = *stage.matrix;
     const int last = turn.end_of_share(m.num_blocks) - 1;
     const int64_t bytes = block_bytes(m);
-    const uint8_t* after = next_share(turn, stage);
+    const uint8_t* after = stage.after;
     const bool split = a.form == Form::split, is_int4 = m.format == FORMAT_INT4;
     const int group_rows = split ? ROW_TILE : 2 * ROW_TILE;
     const int num_groups = (num_rows + group_rows - 1) / group_rows;
@@ -277,7 +281,8 @@ void start_stream(const Turn& turn) {
     for_own_rows(turn, [&](int row, float* x) { start_row(w, row, x); });
     if (w.pass->is_fused) {
         const int width = inputs_of(model.fuse), num_rows = w.pass->num_rows;
-        const Stage fuse{model.num_layers * MATRICES_OF_LAYER + 1, &model.fuse, &model.layers[0].qkv};
+        const Stage fuse{model.num_layers * MATRICES_OF_LAYER + 1, &model.fuse,
+                         share_of_matrix(turn, model.layers[0].qkv)};
         const Operand a = prepare(turn, Layout(model.fuse, num_rows, width),
                                   [&](int row) { return w.pass->inputs + (int64_t)row * width; });
         multiply(turn, fuse, a, num_rows,
@@ -307,15 +312,24 @@ Operand inner_rows(const Turn& turn, const OutriderMatrix& m) {
     const Work& w = turn.w;
     const Layout layout(m, w.pass->num_rows, w.model->inner_padded, m.format == FORMAT_INT8);
     if (m.format == FORMAT_BF16) return {w.inner, layout.step(), nullptr};
-    return prepare(turn, layout, [&](int row) { return (const float*)w.inner + (int64_t)row * w.model->inner_padded; });
+    const int width = w.model->inner_padded;
+    const float* inner = (const float*)w.inner;
+    return prepare(turn, layout, [&](int row) { return inner + (int64_t)row * width; });
+}
+
+// Where the keys lie that this thread reads first; if none, where another does.
+const uint8_t* first_keys(const Turn& turn, int layer) {
+    const Work& w = turn.w;
+    const Unit& unit = w.units[turn.share(w.num_units) % w.num_units];
+    return keys_of_unit(w, layer, unit) + side_bytes(w, unit.first_chunk * CHUNK);
 }
 
 void attend(const Turn& turn, int layer) {
     const Work& w = turn.w;
-    for (;;) {
-        const int unit = __atomic_fetch_add(&w.counters[layer], 1, __ATOMIC_RELAXED);
-        if (unit >= w.num_units) return;
-        attend_unit(w, turn.space, layer, w.units[unit]);
+    const int share = attention_share(*w.model, layer), first = turn.share(w.num_units), end = turn.end_of_share(w.num_units);
+    for (int unit = take_block(turn, share); unit >= 0; unit = take_block(turn, share)) {
+        const bool is_own = first <= unit && unit + 1 < end;
+        attend_unit(w, turn.space, layer, w.units[unit], is_own ? w.units + unit + 1 : nullptr);
     }
 }
 
@@ -324,8 +338,10 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     const OutriderLayer& weights = w.model->layers[layer];
     const OutriderMatrix& behind = layer + 1 < w.model->num_layers ? w.model->layers[layer + 1].qkv : w.model->head;
     const int num_rows = w.pass->num_rows, first = layer * MATRICES_OF_LAYER;
-    const Stage qkv{first, &weights.qkv, &weights.out}, out{first + 1, &weights.out, &weights.gate_up};
-    const Stage gate_up{first + 2, &weights.gate_up, &weights.down}, down{first + 3, &weights.down, &behind};
+    const Stage qkv{first, &weights.qkv, first_keys(turn, layer)};
+    const Stage out{first + 1, &weights.out, share_of_matrix(turn, weights.gate_up)};
+    const Stage gate_up{first + 2, &weights.gate_up, share_of_matrix(turn, weights.down)};
+    const Stage down{first + 3, &weights.down, share_of_matrix(turn, behind)};
     const auto add = [&](int block, int row, int rows, const float* c) { add_to_stream(turn, block, row, rows, c); };
 
     tap(turn, layer);
@@ -336,7 +352,7 @@ void run_layer(const Turn& turn, Stopwatch& watch, int layer) {
     });
     watch.charge(PHASE_QKV);
     attend(turn, layer);
-    turn.wait(next_share(turn, qkv), AHEAD_WAITING);
+    turn.wait(share_of_matrix(turn, weights.out), AHEAD_WAITING);
     watch.charge(PHASE_ATTENTION);
     const Layout attended(weights.out, num_rows, w.attended, is_split(*w.model, weights.out));
     a = prepare(turn, attended, [&](int row) -> const float* {
@@ -400,7 +416,7 @@ void run_head(const Turn& turn) {
         norm_row(x, model.final_norm, model.hidden, model.hidden_padded, model.norm_eps, turn.space.row);
         return turn.space.row;
     });
-    const Stage head{model.num_layers * MATRICES_OF_LAYER, &model.head, &model.layers[0].qkv};
+    const Stage head{model.num_layers * MATRICES_OF_LAYER, &model.head, share_of_matrix(turn, model.layers[0].qkv)};
     multiply(turn, head, a, num_rows,
              [&](int block, int row, int rows, const float* c) { head_block(turn, block, row, rows, c); });
     if (pass.num_top)

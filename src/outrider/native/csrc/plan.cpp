@@ -92,38 +92,51 @@ void Plan::add_tree(const OutriderSegment& segment) {
 
 namespace {
 
-// Threads take units as they come. A unit runs over all chunks of its rows, unless that would leave threads idle (few
-// rows, or few kv heads): then every chunk is a unit of its own, which costs memory for partial results. Either way chunks
-// are joined in the same order.
-bool is_worth_splitting(int num_units, int num_threads) {
+// Threads begin with equal shares of the units. A unit runs over all chunks of its rows, up to 32 of them, or 16 if that
+// shares the work out more evenly. If threads would stay idle either way (few rows, or few kv heads), every chunk is a unit
+// of its own, which costs memory for partial results and time to join them. Chunks are joined in the same order always.
+bool is_uneven(int num_units, int num_threads) {
     const int turns = (num_units + num_threads - 1) / num_threads;
     return num_units < 8 * num_threads && 5 * turns * num_threads > 6 * num_units;
 }
+
+int count_of(int items, int most) { return (items + most - 1) / most; }
 
 }  // namespace
 
 void Plan::cut_units(const OutriderModel& model, int num_threads) {
     const int members = model.num_heads / model.num_kv_heads;
-    int tiles = 0, most_chunks = 1;
+    int most_chunks = 1;
     for (const RowPlace& place : places) most_chunks = std::max(most_chunks, place.last / CHUNK + 1);
-    for (const Path& path : paths) tiles += (path.num_rows * members + ROW_TILE - 1) / ROW_TILE;
-    const bool split = most_chunks > 1 && is_worth_splitting(tiles * model.num_kv_heads, num_threads);
+    const auto leaves_idle = [&](int most_rows) {
+        int tiles = 0;
+        for (const Path& path : paths) tiles += count_of(path.num_rows * members, most_rows);
+        return is_uneven(tiles * model.num_kv_heads, num_threads);
+    };
+    const bool uneven = leaves_idle(QUERY_ROWS), split = most_chunks > 1 && uneven && leaves_idle(ROW_TILE);
     num_parts = 1;
     for (RowPlace& place : places) {
         if (split) place.trunk = 1;
         num_parts = std::max(num_parts, parts_of_row(place));
     }
     for (const Path& path : paths)
-        for (int first = 0; first < path.num_rows * members; first += ROW_TILE) {
-            const int count = std::min(ROW_TILE, path.num_rows * members - first);
-            int furthest = 0;
-            for (int row = first / members; row <= (first + count - 1) / members; row++)
-                furthest = std::max(furthest, places[path.rows[row]].last);
-            const int end = std::min(furthest / CHUNK + 1, path.end_chunk), trunk = split ? 1 : path.first_chunk;
-            for (int group = 0; group < model.num_kv_heads; group++) {
-                if (trunk == 0) units.push_back({&path, group, first, count, 0, end, 0});
-                for (int chunk = path.first_chunk; trunk > 0 && chunk < end; chunk++)
-                    units.push_back({&path, group, first, count, chunk, chunk + 1, chunk < trunk ? 0 : chunk - trunk + 1});
-            }
-        }
+        for (int group = 0; group < model.num_kv_heads; group++)
+            cut_path(path, group, members, uneven && !split ? ROW_TILE : QUERY_ROWS, split);
+}
+
+// Equal tiles of queries; those of one kv head follow each other, so that one thread finds its keys in its cache.
+void Plan::cut_path(const Path& path, int group, int members, int most_rows, bool split) {
+    const int num_queries = path.num_rows * members;
+    const int tile = num_queries ? count_of(num_queries, count_of(num_queries, most_rows)) : 1;
+    const int trunk = split ? 1 : path.first_chunk;
+    for (int first = 0; first < num_queries; first += tile) {
+        const int count = std::min(tile, num_queries - first);
+        int furthest = 0;
+        for (int row = first / members; row <= (first + count - 1) / members; row++)
+            furthest = std::max(furthest, places[path.rows[row]].last);
+        const int end = std::min(furthest / CHUNK + 1, path.end_chunk);
+        if (trunk == 0) units.push_back({&path, group, first, count, 0, end, furthest, 0});
+        for (int chunk = path.first_chunk; trunk > 0 && chunk < end; chunk++)
+            units.push_back({&path, group, first, count, chunk, chunk + 1, furthest, chunk < trunk ? 0 : chunk - trunk + 1});
+    }
 }

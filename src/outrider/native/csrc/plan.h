@@ -22,4 +22,5 @@ struct Plan {
     void add_tree(const OutriderSegment& segment);
     void add_trunk(const OutriderSegment& segment, std::size_t first_path);
     void cut_units(const OutriderModel& model, int num_threads);
+    void cut_path(const Path& path, int group, int members, int most_rows, bool split);
 };

@@ -6,13 +6,26 @@
 
 namespace {
 
+// Folds a row, `width` values (a multiple of 16), four vectors at a time: `next(folded, v)` waits for the last of its own
+// kind only.
+template <class Next, class Join>
+INLINE F16 fold_row(const float* y, int width, const Next& next, const Join& join) {
+    F16 a{}, b{}, c{}, d{};
+    int i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES) {
+        a = next(a, load(y + i));
+        b = next(b, load(y + i + LANES));
+        c = next(c, load(y + i + 2 * LANES));
+        d = next(d, load(y + i + 3 * LANES));
+    }
+    for (; i < width; i += LANES) a = next(a, load(y + i));
+    return join(join(a, b), join(c, d));
+}
+
 // y = x / sqrt(mean(x^2) + eps) * weight. `padded` is a multiple of 16, both tails are zero.
 void norm_row(const float* x, const float* weight, int width, int padded, float eps, float* y) {
-    F16 squares{};
-    for (int i = 0; i < padded; i += LANES) {
-        F16 v = load(x + i);
-        squares = multiply_add(v, v, squares);
-    }
+    const F16 squares = fold_row(
+        x, padded, [](F16 sum, F16 v) { return multiply_add(v, v, sum); }, [](F16 p, F16 q) { return p + q; });
     float scale = 1.0f / __builtin_sqrtf(sum_lanes(squares) / (float)width + eps);
     for (int i = 0; i < padded; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
 }
@@ -26,8 +39,7 @@ void put_row_bf16(const float* y, int width, uint8_t* tiles, int64_t step) {
 }
 
 INLINE float largest_of(const float* y, int width) {
-    F16 most{};
-    for (int i = 0; i < width; i += LANES) most = maximum(most, absolute(load(y + i)));
+    const F16 most = fold_row(y, width, [](F16 m, F16 v) { return maximum(m, absolute(v)); }, maximum);
     const float largest = max_lanes(most);
     return largest > 1e-30f ? largest : 1e-30f;
 }
@@ -35,8 +47,9 @@ INLINE float largest_of(const float* y, int width) {
 // Symmetric int8; returns the scale, which depends on this row alone.
 float put_row_int8(const float* y, int width, uint8_t* tiles, int64_t step) {
     const float scale = largest_of(y, width) / 127.0f, inverse = 1.0f / scale;
-    for (int i = 0; i < width; i += 64, tiles += step)
-        for (int j = 0; j < 64; j += LANES) store_int8(tiles + j, load(y + i + j) * inverse);
+    for (int i = 0; i < width; i += 64, tiles += step, y += 64)
+        store_int8(tiles, load(y) * inverse, load(y + LANES) * inverse, load(y + 2 * LANES) * inverse,
+                   load(y + 3 * LANES) * inverse);
     return scale;
 }
 
@@ -45,13 +58,16 @@ float put_row_int8(const float* y, int width, uint8_t* tiles, int64_t step) {
 constexpr float FINE = 254.0f;
 float put_row_split(const float* y, int width, uint8_t* coarse, uint8_t* fine, int64_t step) {
     const float scale = largest_of(y, width) / 127.0f, inverse = 1.0f / scale;
-    for (int i = 0; i < width; i += 64, coarse += step, fine += step)
-        for (int j = 0; j < 64; j += LANES) {
-            const F16 exact = load(y + i + j) * inverse;
-            const F16 rounded = (exact + 12582912.0f) - 12582912.0f;
-            store_int8(coarse + j, rounded);
-            store_int8(fine + j, (exact - rounded) * FINE);
+    for (int i = 0; i < width; i += 64, coarse += step, fine += step) {
+        F16 level[4], rest[4];
+        for (int j = 0; j < 4; j++) {
+            const F16 exact = load(y + i + j * LANES) * inverse;
+            level[j] = (exact + 12582912.0f) - 12582912.0f;
+            rest[j] = (exact - level[j]) * FINE;
         }
+        store_int8(coarse, level[0], level[1], level[2], level[3]);
+        store_int8(fine, rest[0], rest[1], rest[2], rest[3]);
+    }
     return scale;
 }
 
@@ -68,7 +84,7 @@ void put_row_groups(const float* y, int width, int group, uint8_t* tiles, int64_
             store_int8(tiles + i / 64 * step + i % 64, rounded);
         }
         factors[0] = scale;
-        factors[1] = scale * sum_whole(sum);
+        factors[1] = scale * sum_lanes(sum);
     }
 }
 
@@ -119,8 +135,8 @@ struct Extent {
 // Softmax weights of one row over one chunk, before division by their sum: 2^(score * scale - maximum).
 //
 // scores: `num_keys` values (a multiple of 32) of which the first `visible` count, at least one; hidden keys weigh
-// exactly 0. Weights go to `tiles` as bfloat16, a step every KiB. `scale` includes log2(e).
-Extent soften_row(const float* scores, float scale, int num_keys, int visible, uint8_t* tiles) {
+// exactly 0. Weights go to `tiles` as bfloat16, a step every `step` bytes. `scale` includes log2(e).
+Extent soften_row(const float* scores, float scale, int num_keys, int visible, uint8_t* tiles, int64_t step) {
     const float lowest = -__builtin_inff();
     if (visible > num_keys) visible = num_keys;
     const int whole = visible / LANES * LANES;
@@ -134,7 +150,7 @@ Extent soften_row(const float* scores, float scale, int num_keys, int visible, u
         if (k < visible) weight = power_of_two(multiply_add(load(scores + k), splat(scale), splat(-top)));
         if (k + LANES > visible) weight = select(lanes() + k < visible, weight, F16{});
         sums += weight;
-        store_bf16(tiles + k / KEY_BLOCK * TILE_BYTES + k % KEY_BLOCK * 2, weight);
+        store_bf16(tiles + k / KEY_BLOCK * step + k % KEY_BLOCK * 2, weight);
     }
     return {top, sum_lanes(sums)};
 }

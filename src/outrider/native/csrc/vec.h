@@ -66,19 +66,16 @@ INLINE F16 multiply_add(F16 a, F16 b, F16 c) {
 }
 INLINE F16 absolute(F16 a) { return (F16)((I16)a & 0x7fffffff); }
 
+// Halves onto halves, in that order on every path.
 INLINE float sum_lanes(F16 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float t[LANES];
     store(t, v);
     for (int width = 8; width > 0; width /= 2)
         for (int i = 0; i < width; i++) t[i] += t[i + width];
     return t[0];
-}
-// The same of small integers, where the order does not matter.
-INLINE float sum_whole(F16 v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    return sum_lanes(v);
 #endif
 }
 INLINE float max_lanes(F16 v) {
@@ -143,6 +140,22 @@ INLINE void store_int8(void* to, F16 v) {
     I16 level = (I16)(v + 12582912.0f) - 0x4b400000;
     B16 bytes = __builtin_convertvector(level, B16);
     __builtin_memcpy(to, &bytes, sizeof bytes);
+}
+// 64 of them.
+INLINE void store_int8(uint8_t* to, F16 a, F16 b, F16 c, F16 d) {
+#if defined(__AVX512BW__)
+    const __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32((__m512)a), _mm512_cvtps_epi32((__m512)b));
+    const __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32((__m512)c), _mm512_cvtps_epi32((__m512)d));
+    // Packing works inside quarters: the four words of a quarter belong to a, b, c, d.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+    __builtin_memcpy(to, &bytes, sizeof bytes);
+#else
+    store_int8(to, a);
+    store_int8(to + LANES, b);
+    store_int8(to + 2 * LANES, c);
+    store_int8(to + 3 * LANES, d);
+#endif
 }
 
 constexpr float LOG2_E = 1.44269504088896341f;

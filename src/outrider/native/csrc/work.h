@@ -10,8 +10,10 @@
 constexpr int CHUNK = 128;
 constexpr int KEY_BLOCK = 32;
 constexpr int ROW_TILE = 16;
+constexpr int QUERY_ROWS = 2 * ROW_TILE;
 constexpr int TILE_BYTES = 1024;
 constexpr int STEP_BYTES = 64;
+constexpr int QUERY_STEP = QUERY_ROWS * STEP_BYTES;
 constexpr int BLOCK = 32;
 
 struct RowPlace {
@@ -42,7 +44,7 @@ struct Path {
     int32_t end_chunk;
 };
 
-// What one thread attends to at a time: up to 16 query rows of one kv head over chunks [first_chunk, end_chunk).
+// What one thread attends to at a time: up to 32 query rows of one kv head over chunks [first_chunk, end_chunk).
 struct Unit {
     const Path* path;
     int32_t group;
@@ -50,7 +52,8 @@ struct Unit {
     int32_t num_queries;
     int32_t first_chunk;
     int32_t end_chunk;
-    int32_t part;  // which partial result it fills
+    int32_t furthest;  // the last position that any of its queries sees
+    int32_t part;      // which partial result it fills
 };
 
 // All threads of a pass meet here. Who has to wait fetches up to `num_bytes` at `next` into its cache meanwhile.
@@ -73,8 +76,8 @@ struct Space {
     int64_t* best_id;
 };
 
-// The blocks of one matrix that one thread has not begun yet: first in the low half, end in the high half. Alone on its
-// cache line.
+// The blocks of one matrix, or units of one layer's attention, that one thread has not begun yet: first in the low half,
+// end in the high half. Alone on its cache line.
 struct alignas(64) Share {
     uint64_t range;
 };
@@ -103,8 +106,7 @@ struct Work {
     uint8_t* a;         // shared operand rows
     float* a_scales;
     Space* spaces;
-    int32_t* counters;  // next unit, by layer
-    Share* shares;      // [matrix][thread]
+    Share* shares;      // [matrix, then attention by layer][thread]
 };
 
 constexpr int PART_EXTRA = 16;
