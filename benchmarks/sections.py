@@ -18,6 +18,8 @@ from benchmarks.provenance import ROOT
 from benchmarks.report import Bar, Section
 from benchmarks.stats import alternate, paired_ratio, pooled_ratio, spread
 from outrider.engine.engine import Engine
+from outrider.models.base import LoadedTarget
+from outrider.models.native import NativeTarget
 from outrider.sampling.params import SamplingParams
 
 __all__ = ["SECTIONS"]
@@ -225,11 +227,14 @@ def section_batch(bench: Bench) -> Section:
     size = BATCH if bench.settings.limit is None else bench.settings.limit
     prompts = [ids for _, ids in bench.mixed_prompts(size)]
     rates: dict[str, list[float]] = {precision: [] for precision in BATCH_BARS}
+    roofs: dict[str, list[float]] = {precision: [] for precision in BATCH_BARS}
     repeats = _pairs(bench, 3)
+    context = sum(map(len, prompts)) / size + bench.settings.tokens / 2
     with progress_bar(f"plain batch of {size}") as bar:
         for _ in bar.track(range(repeats)):
             for precision, each in rates.items():
                 each.append(_batch_rate(bench.engine(precision, batch=size), prompts, bench.greedy(ignore_eos=True)))
+                roofs[precision] += _reading_roof(bench.target(precision), size, context)
     found = {precision: spread(each) for precision, each in rates.items()}
     bars = [
         Bar(
@@ -245,9 +250,29 @@ def section_batch(bench: Bench) -> Section:
         name="batch",
         title=f"batched plain decoding, {size} sequences",
         bars=bars,
-        summary={precision: {"tokens_per_s": each.to_json()} for precision, each in found.items()},
+        summary={
+            precision: {"tokens_per_s": each.to_json()}
+            | ({"reading_roof": spread(roofs[precision]).to_json()} if roofs[precision] else {})
+            for precision, each in found.items()
+        },
         raw={precision: [round(rate, 1) for rate in each] for precision, each in rates.items()},
     )
+
+
+def _reading_roof(target: LoadedTarget, num_sequences: int, context: float) -> list[float]:
+    """Tokens a second if a pass did nothing but read its weights, and the keys and values of ``context`` tokens a sequence.
+
+    At the rate at which the weights are read now. Nothing where the target cannot time that.
+    """
+    if not isinstance(target, NativeTarget):
+        return []
+    begun = time.perf_counter()
+    for _ in range(5):
+        target.stream_weights()
+    bytes_per_s = 5 * target.num_weight_bytes() / (time.perf_counter() - begun)
+    config = target.config
+    cached = 2 * config.num_layers * config.num_kv_heads * config.head_width * torch.bfloat16.itemsize * context
+    return [num_sequences * bytes_per_s / (target.num_weight_bytes() + num_sequences * cached)]
 
 
 def _batch_rate(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams) -> float:
