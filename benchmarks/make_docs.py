@@ -1,8 +1,9 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
-suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_8`` (eight streams),
-``first_token``, ``shape_1b`` or ``scenarios``.
+suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_short`` (each
+engine's fastest arms), ``peers_256`` (longer answers), ``peers_8`` (eight streams), ``first_token``, ``shape_1b`` or
+``scenarios``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -13,11 +14,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
+from benchmarks.markdown import bar_lines, markdown_table, number, provenance_line
+from benchmarks.peers.tables import table_of_fastest_peers, table_of_first_token, table_of_peers
 from benchmarks.report import RESULTS
 from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
 
@@ -47,10 +49,10 @@ def table_of_bars(result: dict[str, Any]) -> str:
     rows = [("what", "measured", "95 % interval", "bar", "verdict")]
     for section in result["sections"].values():
         for bar in section["bars"]:
-            interval = "" if bar["low"] is None else f"{_number(bar['low'])} to {_number(bar['high'])}"
+            interval = "" if bar["low"] is None else f"{number(bar['low'])} to {number(bar['high'])}"
             limit = f"{'≥' if bar['at_least'] else '≤'} {bar['limit']:g} {bar['unit']}"
-            rows.append((bar["name"], f"{_number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
-    return _markdown(rows) + "\n" + provenance_line(result)
+            rows.append((bar["name"], f"{number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def table_of_passes(result: dict[str, Any]) -> str:
@@ -61,7 +63,7 @@ def table_of_passes(result: dict[str, Any]) -> str:
     for precision, each in summary.items():
         cells = [f"{each[n]['ms']['median']:.1f} ms ({each[n]['ratio_to_one_row']['value']:.2f}x)" for n in counts]
         rows.append((precision, *cells))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def table_of_drafters(result: dict[str, Any]) -> str:
@@ -97,7 +99,7 @@ def table_of_drafters(result: dict[str, Any]) -> str:
                     each["outputs_equal_to_plain"],
                 )
             )
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def table_of_tasks(result: dict[str, Any]) -> str:
@@ -120,7 +122,9 @@ def table_of_tasks(result: dict[str, Any]) -> str:
         rows.append((task, str(each[drafters[0]]["speed_up"]["pairs"]), *cells))
     equal = ", ".join(f"{name} {summary[name]['outputs_equal_to_plain']}" for name in drafters)
     return (
-        _markdown(rows) + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n" + provenance_line(result)
+        markdown_table(rows)
+        + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n"
+        + provenance_line(result)
     )
 
 
@@ -139,7 +143,7 @@ def table_of_drafts(result: dict[str, Any]) -> str:
             whole = f"{each['all']['tokens_per_pass']:.2f}, {ratio['value']:.2f}x{interval}"
             speed = f"{each['all']['tokens_per_s']:.0f}"
             rows.append((arm, *cells, whole, speed, each["all"]["outputs_equal_to_plain"]))
-        parts.append(_markdown(rows))
+        parts.append(markdown_table(rows))
     return "\n".join(parts) + provenance_line(result)
 
 
@@ -158,7 +162,7 @@ def table_of_acceptance(result: dict[str, Any]) -> str:
         positions.append((each["drafter"], *rates, *[""] * (8 - len(rates))))
     counts = ", ".join(f"{name} {count}" for name, count in measurements[0]["prompts"].items())
     note = f"\nAccepted length (tokens a pass in brackets) by task; prompts: {counts}. Then kept of reached, by position.\n\n"
-    return _markdown(rows) + note + _markdown(positions) + provenance_line(result)
+    return markdown_table(rows) + note + markdown_table(positions) + provenance_line(result)
 
 
 def table_of_profile(result: dict[str, Any]) -> str:
@@ -169,7 +173,7 @@ def table_of_profile(result: dict[str, Any]) -> str:
         cells = [(p["parts_ms"][part], sum(p["parts_ms"].values())) for p in profiles]
         rows.append((part, *(f"{ms:.2f} ms ({ms / total:.0%})" for ms, total in cells)))
     rows.append(("whole step, median", *(f"{p['step_ms']['median']:.2f} ms" for p in profiles)))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def table_of_roofline(result: dict[str, Any]) -> str:
@@ -183,7 +187,7 @@ def table_of_roofline(result: dict[str, Any]) -> str:
         shown = (f"{ms:.1f} ms ({ms / read_ms:.2f} x reading, {ms / cells[0]:.2f} x first)" for ms in cells)
         read = f"{read_ms:.1f} ms ({megabytes / read_ms:.0f} GB/s)"
         rows.append((each["precision"], f"{megabytes:.0f} MB", read, *shown))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def table_of_parts(result: dict[str, Any]) -> str:
@@ -192,7 +196,7 @@ def table_of_parts(result: dict[str, Any]) -> str:
     rows = [("part", *(f"{each['precision']}, {count} row{'s' if count != '1' else ''}" for each, count in columns))]
     for part in result["results"][0]["part_bytes"]:
         rows.append((part, *(_part_cell(each, count, part) for each, count in columns)))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + provenance_line(result)
 
 
 def _part_cell(each: dict[str, Any], count: str, part: str) -> str:
@@ -217,47 +221,7 @@ def table_of_perplexity(result: dict[str, Any]) -> str:
             )
         )
     notes = [f"\\{note}" for note in notes]
-    return _markdown(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
-
-
-def table_of_peers(result: dict[str, Any]) -> str:
-    """One line an arm, those that could not be had included; then Outrider against the fastest peer, and the machine."""
-    rows = [("arm", "tokens/s", "quartiles", "with prompt", "first token", "x own plain", "tokens/pass", "agrees")]
-    for row in result["rows"]:
-        rows.append(_peer_cells(row))
-    lines = [
-        f"- {each['arm']}: {each['ratio']['value']:.2f}x ({each['ratio']['low']:.2f} to {each['ratio']['high']:.2f}) "
-        f"of {each['against']}, the fastest peer"
-        for each in result["against_fastest_peer"]
-    ]
-    lines += [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
-    lines += [
-        f"- llama-bench {name}, empty context: {each:.0f} tokens/s" for name, each in result["llama_bench"].items()
-    ]
-    return _markdown(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
-
-
-def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    if not row["turns"]:
-        return (row["arm"], f"not available: {row['unavailable']}", *[""] * 6)
-    ratio = row["speed_up"]
-    return (
-        row["arm"],
-        _number(row["tokens_per_s"]),
-        f"{_number(row['lower_quartile'])} to {_number(row['upper_quartile'])}",
-        _number(row["request_tokens_per_s"]),
-        "" if row["first_token_ms"] is None else f"{_number(row['first_token_ms'])} ms",
-        "" if ratio is None else f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
-        "" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
-        "" if row["agreement"] is None else f"{row['agreement']:.0%} ({row['identical']})",
-    )
-
-
-def table_of_first_token(result: dict[str, Any]) -> str:
-    """Milliseconds to the first token of each plain arm, and Outrider's ratios to the fastest peer against the bar."""
-    rows = [FIRST_TOKEN_COLUMNS, *(first_token_cells(row) for row in result["rows"])]
-    lines = [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
-    return _markdown(rows) + "\n" + "\n".join([*_bar_lines(result), *lines]) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
 
 
 def table_of_shape(result: dict[str, Any]) -> str:
@@ -277,24 +241,16 @@ def table_of_shape(result: dict[str, Any]) -> str:
                 f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
             )
         )
-    return _markdown(rows) + "\n" + "\n".join(_bar_lines(result)) + "\n" + provenance_line(result)
+    return markdown_table(rows) + "\n" + "\n".join(bar_lines(result)) + "\n" + provenance_line(result)
 
 
 def table_of_scenarios(result: dict[str, Any]) -> str:
     """The last run of each acceptance scenario at full size."""
-    return _markdown([SCENARIO_COLUMNS, *scenario_rows(result)])
+    return markdown_table([SCENARIO_COLUMNS, *scenario_rows(result)])
 
 
 def _rate_cell(rate: dict[str, Any]) -> str:
     return f"{rate['median']:.1f} ({rate['lower_quartile']:.1f} to {rate['upper_quartile']:.1f})"
-
-
-def _bar_lines(result: dict[str, Any]) -> list[str]:
-    return [
-        f"- {bar['name']}: {bar['value']:.2f}x ({bar['low']:.2f} to {bar['high']:.2f}), "
-        f"bar {'≥' if bar['at_least'] else '≤'} {bar['limit']:g}x: {bar['verdict']}"
-        for bar in result["bars"]
-    ]
 
 
 RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -309,22 +265,13 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "parts": ("native_pass", table_of_parts),
     "perplexity": ("perplexity", table_of_perplexity),
     "peers": ("peers", table_of_peers),
+    "peers_short": ("peers", table_of_fastest_peers),
+    "peers_256": ("peers_256", table_of_peers),
     "peers_8": ("peers_8", table_of_peers),
     "shape_1b": ("shape_1b", table_of_shape),
     "first_token": ("first_token", table_of_first_token),
     "scenarios": ("scenarios", table_of_scenarios),
 }
-
-
-def provenance_line(result: dict[str, Any]) -> str:
-    """Machine, versions, commit and command in one sentence."""
-    machine, versions, git = result["machine"], result["versions"], result["git"]
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("outrider", "torch", "transformers") if name in versions)
-    processor = f"{machine['processor']} ({', '.join(machine['flags'])})"
-    return (
-        f"\n{processor}, {machine['threads']} threads; {shown}; commit {str(git['commit'])[:10]}; "
-        f"{result['started'][:10]}; `{result['command']}`\n"
-    )
 
 
 def render(text: str, folder: Path) -> str:
@@ -349,15 +296,6 @@ def _section(result: dict[str, Any], name: str) -> dict[str, Any]:
         raise ValueError(f"the newest {result['kind']} result has no section {name}")
     section: dict[str, Any] = result["sections"][name]
     return section
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -131,3 +131,11 @@ def test_documents_show_the_table(work: WorkFile, tmp_path: Path) -> None:
     assert f"| {LOOKUP} | 10 |" in page
     assert "2.00x" in page
     assert "| vllm-bf16-plain | not available: no wheel |" in page
+
+    short = render("<!-- benchmarks:peers_short -->\n<!-- /benchmarks -->\n", tmp_path)
+    assert [line.split(" | ")[0] for line in short.splitlines() if line.startswith("| ")] == [
+        "| arm",
+        f"| {PLAIN}",
+        f"| {LOOKUP}",
+        f"| {REFERENCE}",
+    ]
