@@ -13,13 +13,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
 from benchmarks.report import RESULTS
 from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
+from benchmarks.tables import markdown, number, provenance_line
 
 MARK = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks -->)", re.DOTALL)
 
@@ -47,10 +48,10 @@ def table_of_bars(result: dict[str, Any]) -> str:
     rows = [("what", "measured", "95 % interval", "bar", "verdict")]
     for section in result["sections"].values():
         for bar in section["bars"]:
-            interval = "" if bar["low"] is None else f"{_number(bar['low'])} to {_number(bar['high'])}"
+            interval = "" if bar["low"] is None else f"{number(bar['low'])} to {number(bar['high'])}"
             limit = f"{'≥' if bar['at_least'] else '≤'} {bar['limit']:g} {bar['unit']}"
-            rows.append((bar["name"], f"{_number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
-    return _markdown(rows) + "\n" + provenance_line(result)
+            rows.append((bar["name"], f"{number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_passes(result: dict[str, Any]) -> str:
@@ -61,7 +62,7 @@ def table_of_passes(result: dict[str, Any]) -> str:
     for precision, each in summary.items():
         cells = [f"{each[n]['ms']['median']:.1f} ms ({each[n]['ratio_to_one_row']['value']:.2f}x)" for n in counts]
         rows.append((precision, *cells))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_drafters(result: dict[str, Any]) -> str:
@@ -97,7 +98,7 @@ def table_of_drafters(result: dict[str, Any]) -> str:
                     each["outputs_equal_to_plain"],
                 )
             )
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_tasks(result: dict[str, Any]) -> str:
@@ -119,9 +120,7 @@ def table_of_tasks(result: dict[str, Any]) -> str:
             ]
         rows.append((task, str(each[drafters[0]]["speed_up"]["pairs"]), *cells))
     equal = ", ".join(f"{name} {summary[name]['outputs_equal_to_plain']}" for name in drafters)
-    return (
-        _markdown(rows) + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n" + provenance_line(result)
-    )
+    return markdown(rows) + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n" + provenance_line(result)
 
 
 def table_of_drafts(result: dict[str, Any]) -> str:
@@ -139,7 +138,7 @@ def table_of_drafts(result: dict[str, Any]) -> str:
             whole = f"{each['all']['tokens_per_pass']:.2f}, {ratio['value']:.2f}x{interval}"
             speed = f"{each['all']['tokens_per_s']:.0f}"
             rows.append((arm, *cells, whole, speed, each["all"]["outputs_equal_to_plain"]))
-        parts.append(_markdown(rows))
+        parts.append(markdown(rows))
     return "\n".join(parts) + provenance_line(result)
 
 
@@ -158,7 +157,7 @@ def table_of_acceptance(result: dict[str, Any]) -> str:
         positions.append((each["drafter"], *rates, *[""] * (8 - len(rates))))
     counts = ", ".join(f"{name} {count}" for name, count in measurements[0]["prompts"].items())
     note = f"\nAccepted length (tokens a pass in brackets) by task; prompts: {counts}. Then kept of reached, by position.\n\n"
-    return _markdown(rows) + note + _markdown(positions) + provenance_line(result)
+    return markdown(rows) + note + markdown(positions) + provenance_line(result)
 
 
 def table_of_profile(result: dict[str, Any]) -> str:
@@ -169,7 +168,7 @@ def table_of_profile(result: dict[str, Any]) -> str:
         cells = [(p["parts_ms"][part], sum(p["parts_ms"].values())) for p in profiles]
         rows.append((part, *(f"{ms:.2f} ms ({ms / total:.0%})" for ms, total in cells)))
     rows.append(("whole step, median", *(f"{p['step_ms']['median']:.2f} ms" for p in profiles)))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_roofline(result: dict[str, Any]) -> str:
@@ -183,7 +182,7 @@ def table_of_roofline(result: dict[str, Any]) -> str:
         shown = (f"{ms:.1f} ms ({ms / read_ms:.2f} x reading, {ms / cells[0]:.2f} x first)" for ms in cells)
         read = f"{read_ms:.1f} ms ({megabytes / read_ms:.0f} GB/s)"
         rows.append((each["precision"], f"{megabytes:.0f} MB", read, *shown))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_parts(result: dict[str, Any]) -> str:
@@ -192,7 +191,7 @@ def table_of_parts(result: dict[str, Any]) -> str:
     rows = [("part", *(f"{each['precision']}, {count} row{'s' if count != '1' else ''}" for each, count in columns))]
     for part in result["results"][0]["part_bytes"]:
         rows.append((part, *(_part_cell(each, count, part) for each, count in columns)))
-    return _markdown(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def _part_cell(each: dict[str, Any], count: str, part: str) -> str:
@@ -217,7 +216,7 @@ def table_of_perplexity(result: dict[str, Any]) -> str:
             )
         )
     notes = [f"\\{note}" for note in notes]
-    return _markdown(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
 
 
 def table_of_peers(result: dict[str, Any]) -> str:
@@ -234,7 +233,7 @@ def table_of_peers(result: dict[str, Any]) -> str:
     lines += [
         f"- llama-bench {name}, empty context: {each:.0f} tokens/s" for name, each in result["llama_bench"].items()
     ]
-    return _markdown(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
 
 
 def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -243,10 +242,10 @@ def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
     ratio = row["speed_up"]
     return (
         row["arm"],
-        _number(row["tokens_per_s"]),
-        f"{_number(row['lower_quartile'])} to {_number(row['upper_quartile'])}",
-        _number(row["request_tokens_per_s"]),
-        "" if row["first_token_ms"] is None else f"{_number(row['first_token_ms'])} ms",
+        number(row["tokens_per_s"]),
+        f"{number(row['lower_quartile'])} to {number(row['upper_quartile'])}",
+        number(row["request_tokens_per_s"]),
+        "" if row["first_token_ms"] is None else f"{number(row['first_token_ms'])} ms",
         "" if ratio is None else f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
         "" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
         "" if row["agreement"] is None else f"{row['agreement']:.0%} ({row['identical']})",
@@ -257,7 +256,7 @@ def table_of_first_token(result: dict[str, Any]) -> str:
     """Milliseconds to the first token of each plain arm, and Outrider's ratios to the fastest peer against the bar."""
     rows = [FIRST_TOKEN_COLUMNS, *(first_token_cells(row) for row in result["rows"])]
     lines = [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
-    return _markdown(rows) + "\n" + "\n".join([*_bar_lines(result), *lines]) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join([*_bar_lines(result), *lines]) + "\n" + provenance_line(result)
 
 
 def table_of_shape(result: dict[str, Any]) -> str:
@@ -277,12 +276,12 @@ def table_of_shape(result: dict[str, Any]) -> str:
                 f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
             )
         )
-    return _markdown(rows) + "\n" + "\n".join(_bar_lines(result)) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(_bar_lines(result)) + "\n" + provenance_line(result)
 
 
 def table_of_scenarios(result: dict[str, Any]) -> str:
     """The last run of each acceptance scenario at full size."""
-    return _markdown([SCENARIO_COLUMNS, *scenario_rows(result)])
+    return markdown([SCENARIO_COLUMNS, *scenario_rows(result)])
 
 
 def _rate_cell(rate: dict[str, Any]) -> str:
@@ -316,17 +315,6 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def provenance_line(result: dict[str, Any]) -> str:
-    """Machine, versions, commit and command in one sentence."""
-    machine, versions, git = result["machine"], result["versions"], result["git"]
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("outrider", "torch", "transformers") if name in versions)
-    processor = f"{machine['processor']} ({', '.join(machine['flags'])})"
-    return (
-        f"\n{processor}, {machine['threads']} threads; {shown}; commit {str(git['commit'])[:10]}; "
-        f"{result['started'][:10]}; `{result['command']}`\n"
-    )
-
-
 def render(text: str, folder: Path) -> str:
     """The document with every marked table written anew.
 
@@ -349,15 +337,6 @@ def _section(result: dict[str, Any], name: str) -> dict[str, Any]:
         raise ValueError(f"the newest {result['kind']} result has no section {name}")
     section: dict[str, Any] = result["sections"][name]
     return section
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main(argv: list[str] | None = None) -> int:

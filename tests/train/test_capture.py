@@ -58,6 +58,7 @@ def test_stored_is_live(
     done: list[int] = []
     stored = capture_shards(tmp_path, texts, live, disk_budget_bytes=BUDGET, on_texts=done.append)
     assert done[-1] == len(texts) and len(list(tmp_path.glob("shard-*"))) > 2
+    assert 0.9 * stored.num_bytes < live.stored_bytes(texts) <= stored.num_bytes
     expected = [state for text in texts for state in live.states([text])]
     found = stored.states(texts[::-1])[::-1]
     assert all(

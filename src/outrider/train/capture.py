@@ -56,6 +56,12 @@ class LiveStates:
     tap_layers: tuple[int, ...]
     num_law_tokens: int
 
+    def stored_bytes(self, texts: Sequence[Text]) -> int:
+        """Bytes that shards of these texts will take."""
+        spec = self.target.spec
+        tap_bytes = len(self.tap_layers) * spec.hidden_size * (4 if spec.precision == "float32" else 2)
+        return forecast_bytes(texts, tap_bytes=tap_bytes, num_law_tokens=self.num_law_tokens)
+
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> list[TextStates]:
         """Run the target over the texts, some at a time."""
@@ -149,10 +155,7 @@ def capture_shards(
 
 
 def _check_room(folder: Path, texts: Sequence[Text], source: LiveStates, budget: int) -> None:
-    spec = source.target.spec
-    width = 4 if spec.precision == "float32" else 2
-    tap_bytes = len(source.tap_layers) * spec.hidden_size * width
-    needed = forecast_bytes(texts, tap_bytes=tap_bytes, num_law_tokens=source.num_law_tokens)
+    needed = source.stored_bytes(texts)
     free = shutil.disk_usage(folder).free
     if needed > min(budget, free):
         limit = f"--disk-budget of {budget / 1e9:g} GB" if budget < free else f"{free / 1e9:.1f} GB free on the disk"
