@@ -116,6 +116,7 @@ def _measured(folder: Path) -> dict[str, Any]:
         "kept_at_depth": best["kept_at_depth"],
         "agreement_along_texts": best["agreement_along_texts"],
         "positions": evaluations[-1]["positions"],
+        "updates": updates[-1]["update"],
         "masked_positions_per_s": updates[-1]["masked_positions_per_s"],
         "share_of_matrix_rate": updates[-1]["share_of_matrix_rate"],
         "curve": [[line["positions"], line["tokens_per_pass"]] for line in evaluations],

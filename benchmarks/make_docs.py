@@ -2,7 +2,8 @@
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
 suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_8`` (eight streams),
-``first_token``, ``shape_1b`` or ``scenarios``.
+``first_token``, ``shape_1b``, ``scenarios``, or one about heads: ``ablations``, ``temperatures``, ``changed_target``,
+``interop_vllm``, ``head_scenarios``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -17,6 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.head_tables import (
+    table_of_ablations,
+    table_of_changed_target,
+    table_of_head_scenarios,
+    table_of_interop,
+    table_of_temperatures,
+)
 from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
 from benchmarks.report import RESULTS
 from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
@@ -312,6 +320,11 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shape_1b": ("shape_1b", table_of_shape),
     "first_token": ("first_token", table_of_first_token),
     "scenarios": ("scenarios", table_of_scenarios),
+    "ablations": ("ablations", table_of_ablations),
+    "temperatures": ("temperatures", table_of_temperatures),
+    "changed_target": ("perturbed", table_of_changed_target),
+    "interop_vllm": ("interop_vllm", table_of_interop),
+    "head_scenarios": ("head_scenarios", table_of_head_scenarios),
 }
 
 

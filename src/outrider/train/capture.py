@@ -29,7 +29,7 @@ from outrider.models.base import PackedRows, Target
 from outrider.train.corpus import Text
 from outrider.train.packing import TextStates, rows_of
 
-__all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards", "forecast_bytes"]
+__all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards"]
 
 _ROWS_A_PASS = 2048
 _SHARD_BYTES = 128 * 2**20
@@ -60,7 +60,9 @@ class LiveStates:
         """Bytes that shards of these texts will take."""
         spec = self.target.spec
         tap_bytes = len(self.tap_layers) * spec.hidden_size * (4 if spec.precision == "float32" else 2)
-        return forecast_bytes(texts, tap_bytes=tap_bytes, num_law_tokens=self.num_law_tokens)
+        law_bytes = self.num_law_tokens * (4 + 2)
+        rows = [rows_of(text) for text in texts]
+        return sum(row.num_keys for row in rows) * tap_bytes + sum(len(row.queries) for row in rows) * law_bytes
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> list[TextStates]:
@@ -113,13 +115,6 @@ def _groups(texts: Sequence[Text], num_rows: int) -> Iterator[list[Text]]:
         size += len(text.tokens)
     if group:
         yield group
-
-
-def forecast_bytes(texts: Sequence[Text], *, tap_bytes: int, num_law_tokens: int) -> int:
-    """Bytes that the shards of these texts will take. ``tap_bytes``: of all taps of one position."""
-    rows = [rows_of(text) for text in texts]
-    law_bytes = num_law_tokens * (4 + 2)
-    return sum(row.num_keys for row in rows) * tap_bytes + sum(len(row.queries) for row in rows) * law_bytes
 
 
 def capture_shards(
