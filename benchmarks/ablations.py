@@ -123,6 +123,12 @@ def _measured(folder: Path) -> dict[str, Any]:
     }
 
 
+def _evaluations(log: Path) -> list[dict[str, Any]]:
+    """What more positions bring: the evaluations of a long run with the base's recipe."""
+    names = ("positions", "tokens_per_pass", "agreement_along_texts")
+    return [{name: line[name] for name in names} for line in read_lines(log) if line["kind"] == "evaluation"]
+
+
 def _traffic(study: Study, name: str, folder: Path) -> Path:
     """The file that a variant trains on; the target's answers are laid beside it."""
     if name.startswith(_OFF_POLICY):
@@ -199,6 +205,7 @@ def main(argv: list[str] | None = None) -> int:
         common=common,
     )
     head = {"kind": "ablations", **describe_run("benchmarks.ablations", arguments), "positions": args.positions}
+    head["long_run"] = _evaluations(args.long_run) if args.long_run else []
     results: list[dict[str, Any]] = []
     try:
         for name in args.only or VARIANTS:
@@ -225,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=Path, required=True, help="training/answers.jsonl of a run on this file")
     parser.add_argument("--taps-from", type=Path, help="training/taps of that run, made by --taps store")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--long-run", type=Path, metavar="LOG", help="training/log.jsonl of a long run, kept beside")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--positions", type=int, default=500_000, help="loss-masked positions of each run")
     parser.add_argument("--model", default="smollm2-135m-instruct")

@@ -26,13 +26,16 @@ def table_of_ablations(result: dict[str, Any]) -> str:
         kept = " ".join(f"{share:.2f}" for share in each["kept_at_depth"])
         numbers = (f"{_along(each):.3f}", difference, f"{each['best']:.3f}", kept, str(each["updates"]))
         rows.append((each["variant"], *numbers))
-    note = f"\n{result['positions']:,} loss-masked positions each.\n"
-    return markdown(rows) + note + provenance_line(result)
+    note = f"\n{result['positions']:,} loss-masked positions each. A long run with the base's recipe:\n\n"
+    long_run = [("positions of the long run", *(f"{each['positions']:,}" for each in result["long_run"]))]
+    long_run.append(("along the texts", *(f"{_along(each):.2f}" for each in result["long_run"])))
+    long_run.append(("decoded", *(f"{each['tokens_per_pass']:.2f}" for each in result["long_run"])))
+    return markdown(rows) + note + markdown(long_run) + provenance_line(result)
 
 
-def _along(variant: dict[str, Any]) -> float:
+def _along(evaluation: dict[str, Any]) -> float:
     """Tokens a pass if every token of the held-out texts began a step."""
-    return 1 + float(sum(variant["agreement_along_texts"]))
+    return 1 + float(sum(evaluation["agreement_along_texts"]))
 
 
 def table_of_interop(result: dict[str, Any]) -> str:

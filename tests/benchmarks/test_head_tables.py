@@ -53,8 +53,17 @@ _TOLD = {
 _ARM = {"sampling": "greedy", "num_identical": 3, "num_outputs": 4}
 RESULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ablations": (
-        {"kind": "ablations", "positions": 1000, "results": [_variant("base", 0.4, 0.1), _variant("other", 0.5, 0.1)]},
-        ["| other | 1.600 | +0.100 | 1.500 | 0.40 0.20 | 7 |\n| base | 1.500 |  |", "1,000 loss-masked positions"],
+        {
+            "kind": "ablations",
+            "positions": 1000,
+            "results": [_variant("base", 0.4, 0.1), _variant("other", 0.5, 0.1)],
+            "long_run": [{"positions": 90000, "tokens_per_pass": 1.8, "agreement_along_texts": [0.5, 0.4]}],
+        },
+        [
+            "| positions of the long run | 90,000 |\n|---|---|\n| along the texts | 1.90 |",
+            "| other | 1.600 | +0.100 | 1.500 | 0.40 0.20 | 7 |\n| base | 1.500 |  |",
+            "1,000 loss-masked positions",
+        ],
     ),
     "interop_vllm": (
         {
