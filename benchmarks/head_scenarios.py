@@ -310,9 +310,8 @@ def round_trip(bench: Bench) -> Seen:
     is_right = True
     for engine in ("vllm", "sglang"):
         there, back = bench.fresh(f"{engine}-there"), bench.fresh(f"{engine}-back")
-        said = json.loads(
-            bench.outrider("export", bench.head, "--to", engine, "--out", there, "--json").splitlines()[-1]
-        )
+        printed = bench.outrider("export", bench.head, "--to", engine, "--out", there, "--json").splitlines()
+        said = json.loads(next(line for line in printed if line.startswith("{")))
         bench.outrider("import", there, "--out", back)
         first, last = (load_file(each / "model.safetensors") for each in (bench.head, back))
         is_equal = set(first) == set(last) and all(_same_bits(first[name], last[name]) for name in first)
