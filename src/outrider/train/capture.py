@@ -155,7 +155,7 @@ def _check_room(folder: Path, texts: Sequence[Text], source: LiveStates, budget:
     if needed > min(budget, free):
         limit = f"--disk-budget of {budget / 1e9:g} GB" if budget < free else f"{free / 1e9:.1f} GB free on the disk"
         raise ConfigError(
-            f"storing taps of {len(texts)} texts needs {needed / 1e9:.2f} GB, more than the {limit}; "
+            f"storing taps of {len(texts)} texts needs {needed / 1e9:.3g} GB, more than the {limit}; "
             "give --taps live, fewer rows (--limit), or a larger --disk-budget"
         )
 
