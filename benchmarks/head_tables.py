@@ -74,7 +74,16 @@ def table_of_temperatures(result: dict[str, Any]) -> str:
 
 def table_of_changed_target(result: dict[str, Any]) -> str:
     """What the doctor says of head and target, and whether outputs stay those of the target."""
-    rows = [("noise on the target", "head's folder", "tokens a pass", "doctor", "evidence", "outputs equal to plain")]
+    rows = [
+        (
+            "noise on the target",
+            "head's folder",
+            "tokens a pass",
+            "cause `checkpoint`",
+            "evidence",
+            "outputs equal to plain",
+        )
+    ]
     for each in result["results"]:
         equal = ", ".join(
             f"{arm['sampling']}: {arm['num_identical']} of {arm['num_outputs']}" for arm in each["identity"]["arms"]
@@ -82,8 +91,7 @@ def table_of_changed_target(result: dict[str, Any]) -> str:
         for name, told in each["doctor"].items():
             found = next(finding for finding in told["findings"] if finding["cause"] == "checkpoint")
             served = f"{told['acceptance']['served']:.2f}"
-            said = f"`checkpoint` {found['status']}. {told['verdict']}"
-            rows.append((f"{each['share']:.0%}", name, served, said, found["evidence"], equal))
+            rows.append((f"{each['share']:.0%}", name, served, found["status"], found["evidence"], equal))
     return markdown(rows) + "\n" + provenance_line(result)
 
 

@@ -76,7 +76,11 @@ RESULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "identical_outputs": 2,
             "shared_tokens": 77,
         },
-        ["| whole steps | vllm | 9 | 1.790 | 0.500 | 0.250 |", "whole steps 0.05, met", "2 of 5 outputs identical"],
+        [
+            "| whole steps | vllm | 9 | 1.790 | 0.500 | 0.250 |",
+            "over whole steps: 0.05, met",
+            "2 of 5 outputs identical",
+        ],
     ),
     "temperatures": (
         {"kind": "temperatures", "measurements": [_measurement(0.0), _measurement(0.8)]},
@@ -87,7 +91,7 @@ RESULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "kind": "perturbed",
             "results": [{"share": 0.05, "doctor": {"named": _TOLD}, "identity": {"arms": [_ARM]}}],
         },
-        ["| 5% | named | 1.75 | `checkpoint` noted. Healthy. | another fingerprint | greedy: 3 of 4 |"],
+        ["| 5% | named | 1.75 | noted | another fingerprint | greedy: 3 of 4 |"],
     ),
     "head_scenarios": (
         {"kind": "head_scenarios", "results": [{"check": "S15", "verdict": "passed", "seen": "a|b"}]},
