@@ -1,8 +1,9 @@
 """What each choice of the training recipe brings: one change at a time, so many loss-masked positions each, the same data.
 
 Every variant is a run of ``outrider train eagle3`` itself, in a folder of its own below ``--work``; the target's answers are
-made once and shared. A run that was cut off goes on, one that is finished is only read. A variant is judged by tokens a
-pass on held-out prompts (the engine, greedy, chains of four), best and last evaluation of its run.
+made once and shared, and so are stored taps (``--taps-from``) by all variants that read the same layers. A run that was cut
+off goes on, one that is finished is only read. A variant is judged by tokens a pass on held-out prompts (the engine, greedy,
+chains of four), best and last evaluation of its run.
 
 Off-policy variants train on the file's own reference answers for a share of the rows; they use only rows that have one, and
 so have a base of their own (``off-policy 0``).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -42,6 +44,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "random start": {"--init": "random"},
     "start from the target's head": {"--init": "target-head"},
     "vocabulary 4096": {"--draft-vocab": "4096"},
+    "vocabulary 12288": {"--draft-vocab": "12288"},
     "vocabulary 16384": {"--draft-vocab": "16384"},
     "taps 9,20,30": {"--tap-layers": "9,20,30"},
     "taps 15,27,30": {"--tap-layers": "15,27,30"},
@@ -67,11 +70,13 @@ class Study:
 
     Attributes:
         traffic: prompts. answers: the target's, as a training run wrote them (``training/answers.jsonl``).
+        taps: of an earlier run on the same texts (``training/taps``), for variants that read its layers.
         work: folder of the runs. positions: loss-masked ones of each run. common: flags of all runs.
     """
 
     traffic: Path
     answers: Path
+    taps: Path | None
     work: Path
     positions: int
     model: str
@@ -90,6 +95,8 @@ def run_variant(study: Study, name: str) -> dict[str, Any]:
         command += [part for pair in flags.items() for part in pair]
         if name.startswith(_OFF_POLICY):
             command += ["--answers", "keep"]
+        elif _share_taps(study, flags, folder):
+            command += ["--taps", "store"]
         if (folder / "training").exists() and (folder / "training" / "state.pt").exists():
             command += ["--resume"]
         print(f"{name}: {' '.join(command[3:])}", file=sys.stderr, flush=True)
@@ -107,11 +114,19 @@ def _measured(folder: Path) -> dict[str, Any]:
         "best": best["tokens_per_pass"],
         "last": evaluations[-1]["tokens_per_pass"],
         "kept_at_depth": best["kept_at_depth"],
+        "agreement_along_texts": best["agreement_along_texts"],
         "positions": evaluations[-1]["positions"],
+        "updates": updates[-1]["update"],
         "masked_positions_per_s": updates[-1]["masked_positions_per_s"],
         "share_of_matrix_rate": updates[-1]["share_of_matrix_rate"],
         "curve": [[line["positions"], line["tokens_per_pass"]] for line in evaluations],
     }
+
+
+def _evaluations(log: Path) -> list[dict[str, Any]]:
+    """What more positions bring: the evaluations of a long run with the base's recipe."""
+    names = ("positions", "tokens_per_pass", "agreement_along_texts")
+    return [{name: line[name] for name in names} for line in read_lines(log) if line["kind"] == "evaluation"]
 
 
 def _traffic(study: Study, name: str, folder: Path) -> Path:
@@ -123,6 +138,26 @@ def _traffic(study: Study, name: str, folder: Path) -> Path:
         shared.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(study.answers, shared)
     return study.traffic
+
+
+def _share_taps(study: Study, flags: Mapping[str, str], folder: Path) -> bool:
+    """Link the earlier run's shards into a variant's folder if it reads the same layers; training checks the texts itself.
+
+    The manifest is copied, since a run may write it anew; shards are never changed once they are written.
+    """
+    if study.taps is None:
+        return False
+    made_from = json.loads((study.taps / "manifest.json").read_text(encoding="utf-8"))["made_from"]
+    if ",".join(map(str, made_from["tap_layers"])) != flags["--tap-layers"]:
+        return False
+    shared = folder / "training" / "taps"
+    if not (shared / "manifest.json").exists():
+        shared.mkdir(parents=True, exist_ok=True)
+        for shard in study.taps.glob("*.safetensors"):
+            (shared / shard.name).unlink(missing_ok=True)
+            os.link(shard, shared / shard.name)
+        shutil.copyfile(study.taps / "manifest.json", shared / "manifest.json")
+    return True
 
 
 def _mixed(study: Study, share: float, path: Path) -> Path:
@@ -163,12 +198,14 @@ def main(argv: list[str] | None = None) -> int:
     study = Study(
         traffic=args.traffic,
         answers=args.answers,
+        taps=args.taps_from,
         work=args.work,
         positions=args.positions,
         model=args.model,
         common=common,
     )
     head = {"kind": "ablations", **describe_run("benchmarks.ablations", arguments), "positions": args.positions}
+    head["long_run"] = _evaluations(args.long_run) if args.long_run else []
     results: list[dict[str, Any]] = []
     try:
         for name in args.only or VARIANTS:
@@ -193,7 +230,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("traffic", type=Path, metavar="TRAFFIC.jsonl")
     parser.add_argument("--answers", type=Path, required=True, help="training/answers.jsonl of a run on this file")
+    parser.add_argument("--taps-from", type=Path, help="training/taps of that run, made by --taps store")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--long-run", type=Path, metavar="LOG", help="training/log.jsonl of a long run, kept beside")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--positions", type=int, default=500_000, help="loss-masked positions of each run")
     parser.add_argument("--model", default="smollm2-135m-instruct")

@@ -1,7 +1,8 @@
 """How many draft tokens fit: tokens a pass, accepted length and acceptance by position, for each drafter, k and category.
 
 Counts do not depend on the machine, so any machine may run this, and sequences may share passes (``--batch``).
-``--schedule fixed`` drafts k tokens at every step, which is what these rates are about.
+``--schedule fixed`` drafts k tokens at every step, which is what these rates are about. With several temperatures every
+drafter is measured at each: above 0 drafts are kept less often, since the target draws and does not take its likeliest token.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,12 @@ class Plan:
 
 
 def measure(
-    bench: Bench, plan: Plan, prompts: Sequence[tuple[PromptRow, list[int]]], drafter: str, num_draft_tokens: int
+    bench: Bench,
+    plan: Plan,
+    prompts: Sequence[tuple[PromptRow, list[int]]],
+    *,
+    drafter: str,
+    num_draft_tokens: int,
 ) -> dict[str, Any]:
     """Pooled statistics by category and over all prompts."""
     by_category: dict[str, list[SpeculationStats]] = {}
@@ -62,6 +68,7 @@ def measure(
     return {
         "drafter": drafter,
         "num_draft_tokens": num_draft_tokens,
+        "temperature": plan.params.temperature,
         "prompts": {name: len(each) for name, each in by_category.items()},
         "categories": {name: stats.to_json(drafter) for name, stats in pooled.items()},
     }
@@ -89,23 +96,27 @@ def print_measurements(measurements: Sequence[dict[str, Any]]) -> None:
     """Tokens a pass by category, then the rates by position over all prompts."""
     categories = list(measurements[0]["categories"])
     table = Table(title="tokens a pass (all passes counted)", title_justify="left")
-    for column in ("drafter", "k", *categories, "accepted length", "draft rate"):
+    for column in ("drafter", "k", "temperature", *categories, "accepted length", "draft rate"):
         table.add_column(column, justify="left" if column == "drafter" else "right")
     for each in measurements:
         total = each["categories"][ALL]
         cells = [_cell(each["categories"][name]["tokens_per_pass"]) for name in categories]
         rates = (_cell(total["accepted_length"]), _cell(total["draft_rate"]))
-        table.add_row(each["drafter"], str(each["num_draft_tokens"]), *cells, *rates)
+        table.add_row(*_arm(each), *cells, *rates)
     positions = Table(title="accepted / reached by position, all prompts", title_justify="left")
     deepest = max(len(each["categories"][ALL]["per_position"]) for each in measurements)
-    for column in ("drafter", "k", *(str(depth + 1) for depth in range(deepest))):
+    for column in ("drafter", "k", "temperature", *(str(depth + 1) for depth in range(deepest))):
         positions.add_column(column, justify="left" if column == "drafter" else "right")
     for each in measurements:
         rates = [_rate(position) for position in each["categories"][ALL]["per_position"]]
-        positions.add_row(each["drafter"], str(each["num_draft_tokens"]), *rates)
+        positions.add_row(*_arm(each), *rates)
     console = wide_console()
     console.print(table)
     console.print(positions)
+
+
+def _arm(measurement: dict[str, Any]) -> tuple[str, ...]:
+    return measurement["drafter"], str(measurement["num_draft_tokens"]), f"{measurement['temperature']:g}"
 
 
 def _cell(value: float | None) -> str:
@@ -124,12 +135,17 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     settings = Settings(model=args.model, tokens=args.tokens, traffic=args.traffic, limit=args.limit, seed=args.seed)
     bench = Bench(settings)
-    params = SamplingParams(temperature=args.temperature, max_tokens=args.tokens)
-    plan = Plan(dtype=args.dtype, schedule=args.schedule, batch=args.batch, is_fresh=args.fresh, params=params)
+    params = [SamplingParams(temperature=temperature, max_tokens=args.tokens) for temperature in args.temperature]
+    plan = Plan(dtype=args.dtype, schedule=args.schedule, batch=args.batch, is_fresh=args.fresh, params=params[0])
     try:
         full = [group for group in args.groups if args.full and group == "spec_bench"]
         prompts = [prompt for group in args.groups for prompt in bench.prompts(group, full=group in full)]
-        measurements = [measure(bench, plan, prompts, name, k) for name in args.drafter for k in args.k]
+        measurements = [
+            measure(bench, replace(plan, params=each), prompts, drafter=name, num_draft_tokens=k)
+            for name in args.drafter
+            for k in args.k
+            for each in params
+        ]
     except OutriderError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -155,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", default="bfloat16", help="float32, bfloat16 or int8")
     parser.add_argument("--tokens", type=int, default=256, help="most new tokens a request")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="temperatures of the requests")
     parser.add_argument("--schedule", choices=("fixed", "adaptive"), default="fixed")
     parser.add_argument("--batch", type=int, default=8, help="sequences that share passes")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """Renders tables of results into Markdown, between ``<!-- benchmarks:NAME -->`` and ``<!-- /benchmarks -->``.
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
-suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_short`` (each
-engine's fastest arms), ``peers_256`` (longer answers), ``peers_8`` (eight streams), ``first_token``, ``shape_1b`` or
-``scenarios``.
+suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_short`` (each engine's
+fastest arms), ``peers_256`` (longer answers), ``peers_8`` (eight streams), ``first_token``, ``shape_1b``,
+``scenarios``, or one about heads: ``ablations``, ``temperatures``, ``changed_target``, ``interop_vllm``, ``head_scenarios``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -18,10 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import bar_lines, markdown_table, number, provenance_line
+from benchmarks.head_tables import (
+    table_of_ablations,
+    table_of_changed_target,
+    table_of_head_scenarios,
+    table_of_interop,
+    table_of_temperatures,
+)
 from benchmarks.peers.tables import table_of_fastest_peers, table_of_first_token, table_of_peers
 from benchmarks.report import RESULTS
 from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
+from benchmarks.tables import bar_lines, markdown, number, provenance_line
 
 MARK = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks -->)", re.DOTALL)
 
@@ -52,7 +59,7 @@ def table_of_bars(result: dict[str, Any]) -> str:
             interval = "" if bar["low"] is None else f"{number(bar['low'])} to {number(bar['high'])}"
             limit = f"{'≥' if bar['at_least'] else '≤'} {bar['limit']:g} {bar['unit']}"
             rows.append((bar["name"], f"{number(bar['value'])} {bar['unit']}", interval, limit, bar["verdict"]))
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_passes(result: dict[str, Any]) -> str:
@@ -63,7 +70,7 @@ def table_of_passes(result: dict[str, Any]) -> str:
     for precision, each in summary.items():
         cells = [f"{each[n]['ms']['median']:.1f} ms ({each[n]['ratio_to_one_row']['value']:.2f}x)" for n in counts]
         rows.append((precision, *cells))
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_drafters(result: dict[str, Any]) -> str:
@@ -99,7 +106,7 @@ def table_of_drafters(result: dict[str, Any]) -> str:
                     each["outputs_equal_to_plain"],
                 )
             )
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_tasks(result: dict[str, Any]) -> str:
@@ -121,11 +128,7 @@ def table_of_tasks(result: dict[str, Any]) -> str:
             ]
         rows.append((task, str(each[drafters[0]]["speed_up"]["pairs"]), *cells))
     equal = ", ".join(f"{name} {summary[name]['outputs_equal_to_plain']}" for name in drafters)
-    return (
-        markdown_table(rows)
-        + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n"
-        + provenance_line(result)
-    )
+    return markdown(rows) + f"\nOutputs equal to plain decoding's, token by token: {equal}.\n" + provenance_line(result)
 
 
 def table_of_drafts(result: dict[str, Any]) -> str:
@@ -143,7 +146,7 @@ def table_of_drafts(result: dict[str, Any]) -> str:
             whole = f"{each['all']['tokens_per_pass']:.2f}, {ratio['value']:.2f}x{interval}"
             speed = f"{each['all']['tokens_per_s']:.0f}"
             rows.append((arm, *cells, whole, speed, each["all"]["outputs_equal_to_plain"]))
-        parts.append(markdown_table(rows))
+        parts.append(markdown(rows))
     return "\n".join(parts) + provenance_line(result)
 
 
@@ -162,7 +165,7 @@ def table_of_acceptance(result: dict[str, Any]) -> str:
         positions.append((each["drafter"], *rates, *[""] * (8 - len(rates))))
     counts = ", ".join(f"{name} {count}" for name, count in measurements[0]["prompts"].items())
     note = f"\nAccepted length (tokens a pass in brackets) by task; prompts: {counts}. Then kept of reached, by position.\n\n"
-    return markdown_table(rows) + note + markdown_table(positions) + provenance_line(result)
+    return markdown(rows) + note + markdown(positions) + provenance_line(result)
 
 
 def table_of_profile(result: dict[str, Any]) -> str:
@@ -173,7 +176,7 @@ def table_of_profile(result: dict[str, Any]) -> str:
         cells = [(p["parts_ms"][part], sum(p["parts_ms"].values())) for p in profiles]
         rows.append((part, *(f"{ms:.2f} ms ({ms / total:.0%})" for ms, total in cells)))
     rows.append(("whole step, median", *(f"{p['step_ms']['median']:.2f} ms" for p in profiles)))
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_roofline(result: dict[str, Any]) -> str:
@@ -187,7 +190,7 @@ def table_of_roofline(result: dict[str, Any]) -> str:
         shown = (f"{ms:.1f} ms ({ms / read_ms:.2f} x reading, {ms / cells[0]:.2f} x first)" for ms in cells)
         read = f"{read_ms:.1f} ms ({megabytes / read_ms:.0f} GB/s)"
         rows.append((each["precision"], f"{megabytes:.0f} MB", read, *shown))
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def table_of_parts(result: dict[str, Any]) -> str:
@@ -196,7 +199,7 @@ def table_of_parts(result: dict[str, Any]) -> str:
     rows = [("part", *(f"{each['precision']}, {count} row{'s' if count != '1' else ''}" for each, count in columns))]
     for part in result["results"][0]["part_bytes"]:
         rows.append((part, *(_part_cell(each, count, part) for each, count in columns)))
-    return markdown_table(rows) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + provenance_line(result)
 
 
 def _part_cell(each: dict[str, Any], count: str, part: str) -> str:
@@ -221,7 +224,7 @@ def table_of_perplexity(result: dict[str, Any]) -> str:
             )
         )
     notes = [f"\\{note}" for note in notes]
-    return markdown_table(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(notes) + "\n" + provenance_line(result)
 
 
 def table_of_shape(result: dict[str, Any]) -> str:
@@ -241,12 +244,12 @@ def table_of_shape(result: dict[str, Any]) -> str:
                 f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})",
             )
         )
-    return markdown_table(rows) + "\n" + "\n".join(bar_lines(result)) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(bar_lines(result)) + "\n" + provenance_line(result)
 
 
 def table_of_scenarios(result: dict[str, Any]) -> str:
     """The last run of each acceptance scenario at full size."""
-    return markdown_table([SCENARIO_COLUMNS, *scenario_rows(result)])
+    return markdown([SCENARIO_COLUMNS, *scenario_rows(result)])
 
 
 def _rate_cell(rate: dict[str, Any]) -> str:
@@ -271,6 +274,11 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shape_1b": ("shape_1b", table_of_shape),
     "first_token": ("first_token", table_of_first_token),
     "scenarios": ("scenarios", table_of_scenarios),
+    "ablations": ("ablations", table_of_ablations),
+    "temperatures": ("temperatures", table_of_temperatures),
+    "changed_target": ("perturbed", table_of_changed_target),
+    "interop_vllm": ("interop_vllm", table_of_interop),
+    "head_scenarios": ("head_scenarios", table_of_head_scenarios),
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.markdown import bar_lines, markdown_table, number, provenance_line
 from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
+from benchmarks.tables import bar_lines, markdown, number, provenance_line
 
 __all__ = ["table_of_fastest_peers", "table_of_first_token", "table_of_peers"]
 
@@ -24,7 +24,7 @@ def table_of_peers(result: dict[str, Any]) -> str:
     lines += [
         f"- llama-bench {name}, empty context: {each:.0f} tokens/s" for name, each in result["llama_bench"].items()
     ]
-    return markdown_table(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join(lines) + "\n" + provenance_line(result)
 
 
 def _peer_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -58,11 +58,11 @@ def table_of_fastest_peers(result: dict[str, Any]) -> str:
         ratio = ratios.get(row["arm"])
         compared = "" if ratio is None else f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})"
         rows.append((name.split(":")[0], rate, quartiles, per_pass, compared))
-    return markdown_table(rows) + provenance_line({**result, "command": result["command"].split(" --only")[0] + " ..."})
+    return markdown(rows) + provenance_line({**result, "command": result["command"].split(" --only")[0] + " ..."})
 
 
 def table_of_first_token(result: dict[str, Any]) -> str:
     """Milliseconds to the first token of each plain arm, and Outrider's ratios to the fastest peer against the bar."""
     rows = [FIRST_TOKEN_COLUMNS, *(first_token_cells(row) for row in result["rows"])]
     lines = [f"- {name}: median {each['median']:.3g}" for name, each in result["probes"].items()]
-    return markdown_table(rows) + "\n" + "\n".join([*bar_lines(result), *lines]) + "\n" + provenance_line(result)
+    return markdown(rows) + "\n" + "\n".join([*bar_lines(result), *lines]) + "\n" + provenance_line(result)

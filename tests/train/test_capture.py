@@ -13,7 +13,7 @@ from outrider.errors import ConfigError, DataError
 from outrider.models.base import PackedRows
 from outrider.models.llama import LlamaTarget
 from outrider.train import capture
-from outrider.train.capture import LiveStates, StoredStates, capture_shards, forecast_bytes
+from outrider.train.capture import LiveStates, StoredStates, capture_shards
 from outrider.train.corpus import Text
 from outrider.train.packing import TextStates, rows_of
 
@@ -64,7 +64,7 @@ def test_stored_is_live(
         torch.allclose(a.taps_SD, b.taps_SD, atol=1e-5) and torch.equal(a.law_ids_QK, b.law_ids_QK)
         for a, b in zip(expected, found, strict=True)
     )
-    forecast = forecast_bytes(texts, tap_bytes=3 * 32 * 4, num_law_tokens=6)
+    forecast = live.stored_bytes(texts)
     assert forecast == pytest.approx(stored.num_bytes, rel=0.1)
 
 

@@ -29,7 +29,7 @@ from outrider.models.base import PackedRows, Target
 from outrider.train.corpus import Text
 from outrider.train.packing import TextStates, rows_of
 
-__all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards", "forecast_bytes"]
+__all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards"]
 
 _ROWS_A_PASS = 2048
 _SHARD_BYTES = 128 * 2**20
@@ -55,6 +55,14 @@ class LiveStates:
     target: Target
     tap_layers: tuple[int, ...]
     num_law_tokens: int
+
+    def stored_bytes(self, texts: Sequence[Text]) -> int:
+        """Bytes that shards of these texts will take."""
+        spec = self.target.spec
+        tap_bytes = len(self.tap_layers) * spec.hidden_size * (4 if spec.precision == "float32" else 2)
+        law_bytes = self.num_law_tokens * (4 + 2)
+        rows = [rows_of(text) for text in texts]
+        return sum(row.num_keys for row in rows) * tap_bytes + sum(len(row.queries) for row in rows) * law_bytes
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> list[TextStates]:
@@ -109,13 +117,6 @@ def _groups(texts: Sequence[Text], num_rows: int) -> Iterator[list[Text]]:
         yield group
 
 
-def forecast_bytes(texts: Sequence[Text], *, tap_bytes: int, num_law_tokens: int) -> int:
-    """Bytes that the shards of these texts will take. ``tap_bytes``: of all taps of one position."""
-    rows = [rows_of(text) for text in texts]
-    law_bytes = num_law_tokens * (4 + 2)
-    return sum(row.num_keys for row in rows) * tap_bytes + sum(len(row.queries) for row in rows) * law_bytes
-
-
 def capture_shards(
     folder: Path,
     texts: Sequence[Text],
@@ -149,15 +150,12 @@ def capture_shards(
 
 
 def _check_room(folder: Path, texts: Sequence[Text], source: LiveStates, budget: int) -> None:
-    spec = source.target.spec
-    width = 4 if spec.precision == "float32" else 2
-    tap_bytes = len(source.tap_layers) * spec.hidden_size * width
-    needed = forecast_bytes(texts, tap_bytes=tap_bytes, num_law_tokens=source.num_law_tokens)
+    needed = source.stored_bytes(texts)
     free = shutil.disk_usage(folder).free
     if needed > min(budget, free):
         limit = f"--disk-budget of {budget / 1e9:g} GB" if budget < free else f"{free / 1e9:.1f} GB free on the disk"
         raise ConfigError(
-            f"storing taps of {len(texts)} texts needs {needed / 1e9:.2f} GB, more than the {limit}; "
+            f"storing taps of {len(texts)} texts needs {needed / 1e9:.3g} GB, more than the {limit}; "
             "give --taps live, fewer rows (--limit), or a larger --disk-budget"
         )
 

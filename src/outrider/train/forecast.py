@@ -15,7 +15,7 @@ from outrider.device import one_torch_thread
 from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.models.base import LoadedTarget, PackedRows
-from outrider.train.capture import LiveStates, forecast_bytes
+from outrider.train.capture import LiveStates
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Text
 from outrider.train.data import Schedule
@@ -24,6 +24,9 @@ from outrider.train.packing import rows_of
 from outrider.train.start import Start, initialise
 
 __all__ = ["Forecast", "Plan", "matrix_rate", "run_trial"]
+
+_BYTES_A_WEIGHT = 14
+"""Of the state of a run (the weight and AdamW's two moments, in float32) and of the head itself (bfloat16)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +83,12 @@ def run_trial(
     per_epoch = sum(len(rows_of(text).queries) for text in expected)
     positions = min(per_epoch * config.num_epochs, config.max_positions or sys.maxsize)
     epochs = positions / max(per_epoch, 1)
-    width = len(shape.tap_layers) * shape.target_hidden_size * (4 if target.spec.precision == "float32" else 2)
-    disk = forecast_bytes(expected, tap_bytes=width, num_law_tokens=config.num_law_tokens) if plan.is_stored else 0
+    disk = live.stored_bytes(expected) if plan.is_stored else 0
     return Forecast(
         answers_s=_answer_seconds(target, texts, states_s, plan) if plan.answer_tokens else 0.0,
         states_s=states_s * num_tokens * (1 if plan.is_stored else epochs),
         updates_s=report.compute_s / report.num_queries * positions,
-        disk_bytes=disk + 16 * sum(p.numel() for p in trainer.head.parameters()),
+        disk_bytes=disk + _BYTES_A_WEIGHT * sum(p.numel() for p in trainer.head.parameters()),
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         positions_per_s=report.num_queries / report.compute_s,
     )

@@ -177,6 +177,7 @@ def _states(job: Job, texts: Sequence[Text], report: Reporter) -> StateSource:
     live = LiveStates(target=job.target, tap_layers=job.shape.tap_layers, num_law_tokens=job.config.num_law_tokens)
     if job.taps == "live":
         return live
+    report.say(f"taps of {len(texts)} texts take {live.stored_bytes(texts) / 1e9:.3f} GB of disk")
     stored = capture_shards(
         job.work / "taps",
         texts,

@@ -205,6 +205,14 @@ def test_a_head_that_does_what_its_poor_card_says(target: LoadedTarget, head: Pa
     assert "the head itself" in report.verdict
 
 
+def test_a_loss_without_a_cause_is_not_called_healthy(target: LoadedTarget, head: Path, tmp_path: Path) -> None:
+    def better(values: dict[str, Any]) -> None:
+        values["acceptance"] = {"tokens_per_pass": 4.99, "kept_at_depth": [1.0, 1.0, 1.0, 0.99]}
+
+    report = examine(case(target, with_config(head, tmp_path / "head", better)))
+    assert not report.found and report.verdict.startswith("Less is kept than the card says"), report.to_json()
+
+
 def test_answers_that_think(target: LoadedTarget, head: Path) -> None:
     from outrider.audit.doctor.card import template
 

@@ -273,19 +273,19 @@ def _report(
         target=case.target.spec.name,
         precision=case.target.placement.precision,
         num_requests=len(case.prompts),
-        verdict=_verdict(findings, acceptance),
+        verdict=_verdict(findings, acceptance, is_low=card.is_missed(best)),
         findings=findings,
         acceptance=acceptance,
         speed={} if speed is None else {name: getattr(speed, name) for name in speed.__slots__},
     )
 
 
-def _verdict(findings: Sequence[Finding], acceptance: dict[str, Any]) -> str:
+def _verdict(findings: Sequence[Finding], acceptance: dict[str, Any], *, is_low: bool) -> str:
     card = "no card" if acceptance["card"] is None else f"card {acceptance['card']:.2f}"
     now = f"{acceptance['served']:.2f} tokens a pass, {card}"
     found = [finding for finding in findings if finding.is_found]
     if not found:
-        return f"Healthy: {now}."
+        return f"Less is kept than the card says, and no cause was found: {now}." if is_low else f"Healthy: {now}."
     first = found[0]
     proved = [finding for finding in found if finding.status == "proved" and finding.place == "wiring"]
     if proved and first.place == "wiring":

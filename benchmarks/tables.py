@@ -1,21 +1,21 @@
-"""What tables in documents have in common: Markdown, numbers, bars, and where a result comes from."""
+"""What every rendered table is made of: Markdown, numbers as people read them, and where a result comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["bar_lines", "markdown_table", "number", "provenance_line"]
+__all__ = ["bar_lines", "markdown", "number", "provenance_line"]
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head."""
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
 def number(value: float) -> str:
-    """Three digits; whole above a hundred."""
+    """Three digits that count."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
