@@ -103,7 +103,8 @@ def fault_rows(proof: Proof, arms: Sequence[str], known: set[str]) -> Iterator[d
     """One row for each planted fault, and for the sound engine beside them."""
     spec, num_draft_tokens = split_arm(arms[0])
     make = maker(spec, proof.target)
-    for plan in plans_of():
+    plans = plans_of()
+    for plan in plans[:1] + plans[:0:-1]:  # the sound engine, the faults, the sound engine under their fields
         key = f"{plan.title} {plan.fields}"
         if key in known:
             continue

@@ -192,6 +192,15 @@ def test_a_template_is_only_noted_where_nothing_is_lost(target_folder: Path, hea
     assert [finding.status for finding in report.findings if finding.cause == "template"] == ["noted"]
 
 
+def test_who_rendered_the_tools_is_no_other_template(target: LoadedTarget, head: Path) -> None:
+    from outrider.audit.doctor.card import template
+
+    info = replace(read_head(head).info, template_hash=_files.tokenizer(tool_rendering="system").template_hash)
+    assert target.tokenizer is not None and info.template_hash != target.tokenizer.template_hash
+    [finding, *_] = template(info, target, [], is_low=True)
+    assert finding.status == "clear" and "who renders tools" in finding.evidence
+
+
 def test_a_head_that_does_what_its_poor_card_says(target: LoadedTarget, head: Path, tmp_path: Path) -> None:
     """Nothing is wrong with it but the training: few texts, and the requests are others."""
 
