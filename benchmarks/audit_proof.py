@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
 import time
@@ -37,10 +38,10 @@ MAX_CHARACTERS = 500
 """Longer prompts cost reading and show nothing that short ones do not."""
 PENALTIES = {"repetition_penalty": 1.15, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 SAMPLED = {
-    "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
     "temperature 0.8, top_p 0.95, penalties": {"temperature": 0.8, "top_p": 0.95, **PENALTIES},
-    "temperature 1.3, top_p 0.9": {"temperature": 1.3, "top_p": 0.9},
     "temperature 1.3, top_p 0.9, penalties": {"temperature": 1.3, "top_p": 0.9, **PENALTIES},
+    "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
+    "temperature 1.3, top_p 0.9": {"temperature": 1.3, "top_p": 0.9},
 }
 FIXED: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -124,7 +125,8 @@ def fault_rows(proof: Proof, arms: Sequence[str], known: set[str]) -> Iterator[d
 
 def drafter_rows(proof: Proof, arms: Sequence[str], known: set[str]) -> Iterator[dict[str, Any]]:
     """One row for each drafter and kind of sampling."""
-    for sampling in (*FIXED, *SAMPLED):
+    kinds = itertools.chain.from_iterable(itertools.zip_longest(FIXED, SAMPLED))
+    for sampling in filter(None, kinds):
         for arm in arms:
             key = f"{arm} {sampling}"
             if key in known:
