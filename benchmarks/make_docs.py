@@ -2,7 +2,8 @@
 
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
 suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_8`` (eight streams),
-``first_token``, ``shape_1b`` or ``scenarios``.
+``first_token``, ``shape_1b``, ``scenarios``, or of the proofs ``audit_faults``, ``audit_drafters``, ``doctor_faults`` or
+``replay_live``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import proof_tables
 from benchmarks.peers.first_token import FIRST_TOKEN_COLUMNS, first_token_cells
 from benchmarks.report import RESULTS
 from benchmarks.scenario_table import SCENARIO_COLUMNS, scenario_rows
@@ -297,6 +299,10 @@ def _bar_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _plain_table(rows_of: Callable[[dict[str, Any]], Sequence[Sequence[str]]]) -> Callable[[dict[str, Any]], str]:
+    return lambda result: _markdown(rows_of(result)) + provenance_line(result)
+
+
 RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine_speed": ("engine_speed", table_of_bars),
     "passes": ("engine_speed", table_of_passes),
@@ -313,6 +319,10 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "shape_1b": ("shape_1b", table_of_shape),
     "first_token": ("first_token", table_of_first_token),
     "scenarios": ("scenarios", table_of_scenarios),
+    "audit_faults": ("audit_faults", _plain_table(proof_tables.fault_rows)),
+    "audit_drafters": ("audit_drafters", _plain_table(proof_tables.drafter_rows)),
+    "doctor_faults": ("doctor_faults", _plain_table(proof_tables.doctor_rows)),
+    "replay_live": ("replay_live", _plain_table(proof_tables.replay_rows)),
 }
 
 

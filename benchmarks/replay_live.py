@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs, differing = sum(row["pairs"] for row in rows), sum(len(row["differing"]) for row in rows)
     print(f"{pairs} pairs of request and arm, {differing} differ")
     if args.out is not None:
-        precision = {"precision": target.spec.precision, "path": target.spec.path, "limit": args.limit}
-        write_json(args.out, {**precision, "pairs": pairs, "num_differing": differing, "drafters": rows, "run": run})
+        found = {"limit": args.limit, "pairs": pairs, "num_differing": differing, "drafters": rows}
+        write_json(args.out, {**found, "run": run})
     return int(differing > 0)
 
 
@@ -186,12 +186,12 @@ def rows_of(target: LoadedTarget, args: argparse.Namespace) -> list[dict[str, An
         rows = read_jsonl(args.record.read_bytes(), args.record.name)
     for spec in args.draft:
         about = {"draft": spec, "k": args.k, "dtype": args.dtype, "schedule": args.schedule, "seed": args.seed}
-        about |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        about |= {"temperature": args.temperature, "max_tokens": args.max_tokens, "traffic": args.traffic.name}
         if any(about.items() <= row.items() for row in rows):
             continue
         compare = compare_fixed if args.schedule == "fixed" else compare_planned
         with one_torch_thread(target.spec.path.startswith("native")), torch.inference_mode():
-            rows.append({**about, **compare(target, spec, args)})
+            rows.append({**about, "path": target.spec.path, **compare(target, spec, args)})
         print(json.dumps(rows[-1]), flush=True)
         if args.record is not None:
             with args.record.open("a", encoding="utf-8") as file:
