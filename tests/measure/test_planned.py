@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, DraftRequest
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.lm import LMDrafter
 from outrider.drafters.ngram import NGramDrafter
@@ -21,8 +21,9 @@ from outrider.measure.planned import plan_of, replay_plan
 from outrider.measure.target_pass import read_text
 from outrider.models.llama import LlamaTarget
 from outrider.sampling.params import SamplingParams
+from outrider.types import NO_DRAFT, ROOT, Proposal
 from tests.drafters.heads import VOCAB, tiny_head, tiny_target
-from tests.engine.support import random_trees, table_model
+from tests.engine.support import Scripted, table_model
 from tests.measure.helpers import padded, questions, text_of
 from tests.measure.test_replay import FLOAT32
 
@@ -77,15 +78,23 @@ def test_a_plan_of_another_text_is_refused() -> None:
             replay_plan(NGramDrafter(), read, plan, key=0)
 
 
-def test_a_tree_with_nodes_left_out_is_refused() -> None:
+def fork(request: DraftRequest) -> Proposal:
+    """Two siblings, and a child of the first."""
+    if request.num_draft_tokens < 2:
+        return NO_DRAFT
+    return Proposal(tokens=(1, 2, 3), parents=(ROOT, ROOT, 0), drafter="fork")
+
+
+def test_a_tree_is_replayed_whole_and_refused_where_nodes_were_left_out() -> None:
     target = table_model(3)
-    params = SamplingParams(max_tokens=20)
-    [run] = decode_live(target, random_trees(3), questions(1, params, vocab=7), num_draft_tokens=4, batch_size=1)
+    asked = questions(1, SamplingParams(max_tokens=20), vocab=7)
+    [run] = decode_live(target, Scripted(fork), asked, num_draft_tokens=4, batch_size=1)
     read = read_text(target, text_of(run, target), ())
-    index = next(i for i, step in enumerate(run.plan) if step.num_nodes > 2 and not step.is_cut)
-    pruned = replace(run.plan[index], num_nodes=1)
+    scores = replay_plan(Scripted(fork), read, run.plan, key=0)
+    assert scores.marks == run.marks and scores.counts[0].drafted == run.counts.drafted
+    pruned = replace(run.plan[0], num_nodes=1)
     with pytest.raises(ConfigError, match="does not say which"):
-        replay_plan(random_trees(3), read, (*run.plan[:index], pruned, *run.plan[index + 1 :]), key=0)
+        replay_plan(Scripted(fork), read, (pruned, *run.plan[1:]), key=1)
 
 
 def test_the_reading_of_the_prompt_is_no_pass_of_the_plan() -> None:
