@@ -213,13 +213,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = {row["id"]: encode(row["messages"]) for row in short_prompts(args.traffic, args.prompts)}
     proof = Proof(target=target, prompts=prompts, num_tokens=args.tokens, max_tokens=args.max_tokens)
     rows: list[dict[str, Any]] = read_jsonl(args.record.read_bytes(), args.record.name) if args.record.exists() else []
+    result = {"what": args.what, "prompts": len(prompts), "rows": rows, "run": run}
     for row in ROWS[args.what](proof, args.arms, {row["key"] for row in rows}):
         rows.append(row)
         with args.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
-    if args.out is not None:
-        write_json(args.out, {"what": args.what, "prompts": len(prompts), "rows": rows, "run": run})
+        if args.out is not None:  # after every row: whoever cuts a long run off has what it found
+            write_json(args.out, result)
     return int(not all(_is_right(row) for row in rows))
 
 
