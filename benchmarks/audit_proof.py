@@ -214,14 +214,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     proof = Proof(target=target, prompts=prompts, num_tokens=args.tokens, max_tokens=args.max_tokens)
     rows: list[dict[str, Any]] = read_jsonl(args.record.read_bytes(), args.record.name) if args.record.exists() else []
     result = {"what": args.what, "prompts": len(prompts), "rows": rows, "run": run}
+    _keep(args.out, result)
     for row in ROWS[args.what](proof, args.arms, {row["key"] for row in rows}):
         rows.append(row)
         with args.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
-        if args.out is not None:  # after every row: whoever cuts a long run off has what it found
-            write_json(args.out, result)
+        _keep(args.out, result)
     return int(not all(_is_right(row) for row in rows))
+
+
+def _keep(out: Path | None, result: dict[str, Any]) -> None:
+    """After every row, so that a long run that was cut off leaves what it found."""
+    if out is not None:
+        write_json(out, result)
 
 
 def _is_right(row: dict[str, Any]) -> bool:

@@ -232,8 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with args.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print(json.dumps(rows[-1]), flush=True)
-        if args.out is not None:  # after every row: whoever cuts a long run off has what it found
-            write_json(args.out, {"requests": len(chats), "max_tokens": args.max_tokens, "rows": rows, "run": run})
+    if args.out is not None:
+        write_json(args.out, {"requests": len(chats), "max_tokens": args.max_tokens, "rows": rows, "run": run})
     return int(not all(row["is_right"] for row in rows))
 
 

@@ -67,6 +67,21 @@ def test_a_recorded_plan_gives_the_same_passes(target: LlamaTarget, name: str, t
         assert padded(scores.counts[0]) == padded(counted) and scores.marks == run.marks
 
 
+def test_a_plan_that_drafted_less_is_followed() -> None:
+    """The planner cut a proposal of four to one token: so does replay."""
+    target = table_model(3, scale=2.5)
+
+    def always(request: DraftRequest) -> Proposal:
+        return Proposal.chain([1, 2, 3, 4][: request.num_draft_tokens], drafter="always")
+
+    asked = questions(1, SamplingParams(max_tokens=30), vocab=7)
+    [run] = decode_live(target, Scripted(always), asked, num_draft_tokens=1, batch_size=1)
+    read = read_text(target, text_of(run, target), ())
+    plan = [replace(step, depth=4) for step in run.plan]
+    scores = replay_plan(Scripted(always), read, plan, key=0)
+    assert scores.counts[0].drafted == run.counts.drafted == sum(step.num_nodes for step in plan) > 20
+
+
 def test_a_plan_of_another_text_is_refused() -> None:
     target = table_model(3, scale=2.5)
     drafter = NGramDrafter()
