@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import sys
 import time
@@ -124,8 +123,8 @@ def fault_rows(proof: Proof, arms: Sequence[str], known: set[str]) -> Iterator[d
 
 def drafter_rows(proof: Proof, arms: Sequence[str], known: set[str]) -> Iterator[dict[str, Any]]:
     """One row for each drafter and kind of sampling."""
-    kinds = itertools.chain.from_iterable(itertools.zip_longest(FIXED, SAMPLED))
-    for sampling in filter(None, kinds):
+    fixed, sampled = list(FIXED), list(SAMPLED)
+    for sampling in (*fixed[:1], *sampled[:2], *fixed[1:], *sampled[2:]):  # one of each temperature first
         for arm in arms:
             key = f"{arm} {sampling}"
             if key in known:
