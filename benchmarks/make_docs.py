@@ -3,7 +3,8 @@
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
 suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_short`` (each engine's
 fastest arms), ``peers_256`` (longer answers), ``peers_8`` (eight streams), ``first_token``, ``shape_1b``,
-``scenarios``, or one about heads: ``ablations``, ``temperatures``, ``changed_target``, ``interop_vllm``, ``head_scenarios``.
+``scenarios``, one about heads: ``ablations``, ``temperatures``, ``changed_target``, ``interop_vllm``,
+``head_scenarios``, or of the proofs ``audit_faults``, ``audit_drafters``, ``doctor_faults`` or ``replay_live``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -14,10 +15,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import proof_tables
 from benchmarks.head_tables import (
     table_of_ablations,
     table_of_changed_target,
@@ -256,6 +258,10 @@ def _rate_cell(rate: dict[str, Any]) -> str:
     return f"{rate['median']:.1f} ({rate['lower_quartile']:.1f} to {rate['upper_quartile']:.1f})"
 
 
+def _plain_table(rows_of: Callable[[dict[str, Any]], Sequence[Sequence[str]]]) -> Callable[[dict[str, Any]], str]:
+    return lambda result: markdown(rows_of(result)) + provenance_line(result)
+
+
 RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engine_speed": ("engine_speed", table_of_bars),
     "passes": ("engine_speed", table_of_passes),
@@ -279,6 +285,10 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "changed_target": ("perturbed", table_of_changed_target),
     "interop_vllm": ("interop_vllm", table_of_interop),
     "head_scenarios": ("head_scenarios", table_of_head_scenarios),
+    "audit_faults": ("audit_faults", _plain_table(proof_tables.fault_rows)),
+    "audit_drafters": ("audit_drafters", _plain_table(proof_tables.drafter_rows)),
+    "doctor_faults": ("doctor_faults", _plain_table(proof_tables.doctor_rows)),
+    "replay_live": ("replay_live", _plain_table(proof_tables.replay_rows)),
 }
 
 

@@ -9,6 +9,8 @@ __all__ = ["REPLAYS"]
 REPLAY = "tests/measure/test_replay.py"
 EXPECTED = "tests/measure/test_expected.py"
 ANSWERS = "tests/measure/test_answers.py"
+PLANNED = "tests/measure/test_planned.py"
+TIES = "tests/measure/test_ties.py"
 
 REPLAYS = (
     Mutant(
@@ -58,5 +60,29 @@ REPLAYS = (
         new="return agreement >= 0 or",
         tests=(f"{ANSWERS}::test_text_of_another_model_is_off_policy",),
         why="acceptance on another model's text says nothing of this one's",
+    ),
+    Mutant(
+        name="a_plan_drafts_as_deep_as_it_likes",
+        file="measure/planned.py",
+        old="return proposal if asked.is_cut else proposal.truncate(asked.num_nodes)",
+        new="return proposal",
+        tests=(f"{PLANNED}::test_a_plan_that_drafted_less_is_followed",),
+        why="draft tokens that the planner left out were never checked",
+    ),
+    Mutant(
+        name="a_plan_of_another_text_is_followed",
+        file="measure/planned.py",
+        old="    if here < len(output):\n",
+        new="    if here < 0:\n",
+        tests=(f"{PLANNED}::test_a_plan_of_another_text_is_refused",),
+        why="half a text would count as the whole",
+    ),
+    Mutant(
+        name="every_draft_is_a_tie",
+        file="measure/ties.py",
+        old="        if gap <= tolerance:\n",
+        new="        if gap >= 0:\n",
+        tests=(TIES,),
+        why="a list of ties that holds everything explains anything",
     ),
 )

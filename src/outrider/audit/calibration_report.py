@@ -130,6 +130,7 @@ class SelfTestRow:
     Attributes:
         fault: its name, ``none`` for the sound engine. is_caught: the alarm was raised.
         tokens: after which; of the sound engine: looked at in all. cause: what raised it.
+        evidence: log10 of the capital of all bets against the engine; the alarm is at 3.
     """
 
     fault: str
@@ -138,6 +139,7 @@ class SelfTestRow:
     tokens: int
     cause: str
     sampling: str
+    evidence: float | None = None
 
     @property
     def is_right(self) -> bool:

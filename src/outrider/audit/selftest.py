@@ -20,7 +20,27 @@ from outrider.metrics import SpeculationStats
 from outrider.models.base import Target
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["FaultyEngine", "self_test"]
+__all__ = ["FaultyEngine", "Plan", "audit_plan", "plans_of", "self_test"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One audit of the self-test.
+
+    Attributes:
+        fault: planted; ``None`` for the sound engine.
+        fields: sampling fields besides the user's.
+        stream: which noise, so that no two audits share any.
+    """
+
+    fault: Fault | None
+    fields: dict[str, float]
+    stream: int
+
+    @property
+    def title(self) -> str:
+        """The fault's name, or ``none``."""
+        return self.fault.name if self.fault else "none"
 
 
 @dataclass(slots=True)
@@ -71,38 +91,61 @@ def self_test(
     """
     settings = settings or CalibrationSettings()
     say = on_progress or (lambda line: None)
-    rows: list[SelfTestRow] = []
-    name = make_drafter().name
-    for fault, fields in _plans(faults):
-        asked = replace(params, **fields)  # type: ignore[arg-type]
-        title = fault.name if fault else "none"
-        source = EngineSource(
-            target,
-            drafter=make_drafter(),
-            config=config,
-            params=asked,
-            noise=np.random.default_rng([settings.seed, len(rows)]),
-        )
-        report = audit_calibration(
+    rows = [
+        audit_plan(
             target,
             prompts,
-            source=FaultyEngine(source, fault),
-            params=asked,
+            plan=plan,
             make_drafter=make_drafter,
-            settings=replace(settings, null="one-sample"),
-            on_progress=lambda line, title=title: say(f"{title}: {line}"),  # type: ignore[misc]
+            params=params,
+            config=config,
+            settings=settings,
+            on_progress=lambda line, title=plan.title: say(f"{title}: {line}"),  # type: ignore[misc]
         )
-        _refuse_what_proves_nothing(report, source, name)
-        rows.append(_row_of(fault, report, asked))
+        for plan in plans_of(faults)
+    ]
     return SelfTestReport(
         target=target.spec.name,
         fingerprint=target.spec.fingerprint,
         precision=target.spec.precision,
         path=target.spec.path,
-        drafter=name,
+        drafter=make_drafter().name,
         num_draft_tokens=config.num_draft_tokens,
         rows=tuple(rows),
     )
+
+
+def audit_plan(
+    target: Target,
+    prompts: Mapping[str, Sequence[int]],
+    *,
+    plan: Plan,
+    make_drafter: Callable[[], Drafter],
+    params: SamplingParams,
+    config: EngineConfig,
+    settings: CalibrationSettings,
+    on_progress: Callable[[str], None] | None = None,
+) -> SelfTestRow:
+    """Audit the engine with one fault planted, or as it is; arguments as of :func:`self_test`.
+
+    Raises:
+        ConfigError: a drafter that never drafts, or a target whose law is not known exactly.
+    """
+    asked = replace(params, **plan.fields)  # type: ignore[arg-type]
+    drafter = make_drafter()
+    noise = np.random.default_rng([settings.seed, plan.stream])
+    source = EngineSource(target, drafter=drafter, config=config, params=asked, noise=noise)
+    report = audit_calibration(
+        target,
+        prompts,
+        source=FaultyEngine(source, plan.fault),
+        params=asked,
+        make_drafter=make_drafter,
+        settings=replace(settings, null="one-sample"),
+        on_progress=on_progress,
+    )
+    _refuse_what_proves_nothing(report, source, drafter.name)
+    return _row_of(plan, report, asked)
 
 
 def _refuse_what_proves_nothing(report: CalibrationReport, source: EngineSource, drafter: str) -> None:
@@ -115,22 +158,25 @@ def _refuse_what_proves_nothing(report: CalibrationReport, source: EngineSource,
         raise ConfigError(f"drafter {drafter} drafted nothing; give one that draws from a law of its own: slice:8")
 
 
-def _row_of(fault: Fault | None, report: CalibrationReport, asked: SamplingParams) -> SelfTestRow:
+def _row_of(plan: Plan, report: CalibrationReport, asked: SamplingParams) -> SelfTestRow:
     return SelfTestRow(
-        fault=fault.name if fault else "none",
-        what=fault.what if fault else "the engine as it is",
+        fault=plan.title,
+        what=plan.fault.what if plan.fault else "the engine as it is",
         is_caught=report.verdict in ("biased", "deviates"),
         tokens=report.tokens_to_alarm or report.tokens,
         cause=report.cause,
         sampling=_describe(asked),
+        evidence=report.evidence,
     )
 
 
-def _plans(faults: Sequence[Fault]) -> list[tuple[Fault | None, dict[str, float]]]:
+def plans_of(faults: Sequence[Fault] = FAULTS) -> list[Plan]:
     """The sound engine under every set of fields that a fault asks for, then the faults."""
     sets: list[dict[str, float]] = [{}]
     sets += [fault.fields for fault in faults if fault.fields and fault.fields not in sets]
-    return [*((None, fields) for fields in sets), *((fault, fault.fields) for fault in faults)]
+    found: list[tuple[Fault | None, dict[str, float]]] = [(None, fields) for fields in sets]
+    found += [(fault, fault.fields) for fault in faults]
+    return [Plan(fault=fault, fields=fields, stream=index) for index, (fault, fields) in enumerate(found)]
 
 
 def _describe(params: SamplingParams) -> str:

@@ -73,8 +73,8 @@ class FollowedText:
         self.advance(len(self.read.text.output))
         self._drafter.finish(self.key)
 
-    def request(self, num_draft_tokens: int, mode: DraftMode) -> DraftRequest:
-        """A wish for drafts behind what is committed."""
+    def request(self, num_draft_tokens: int, mode: DraftMode, *, drafter: str = "") -> DraftRequest:
+        """A wish for drafts behind what is committed; ``drafter`` names which of a portfolio's."""
         text = self.read.text
         return DraftRequest(
             sequence=self.key,
@@ -84,6 +84,7 @@ class FollowedText:
             params=text.params,
             seed=text.seed,
             choice=0,
+            drafter=drafter,
         )
 
     def _absorb(self, end: int) -> None:

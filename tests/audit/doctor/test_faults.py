@@ -16,6 +16,7 @@ from outrider.audit.doctor.examine import examine
 from outrider.audit.doctor.report import DoctorReport
 from outrider.drafters.head_folder import read_head
 from outrider.models.base import LoadedTarget
+from outrider.models.load import load_target
 from outrider.sampling.params import SamplingParams
 from tests.models import _files
 
@@ -190,6 +191,17 @@ def test_a_template_is_only_noted_where_nothing_is_lost(target_folder: Path, hea
     report = examine(case(target, head))
     assert report.is_healthy
     assert [finding.status for finding in report.findings if finding.cause == "template"] == ["noted"]
+
+
+def test_who_rendered_the_tools_is_no_other_template(target: LoadedTarget, target_folder: Path, head: Path) -> None:
+    from outrider.audit.doctor.card import template
+
+    other = load_target(target_folder, dtype="float32", device="cpu", backend="pytorch", tool_rendering="system")
+    assert target.tokenizer is not None and other.tokenizer is not None
+    info = replace(read_head(head).info, template_hash=other.tokenizer.template_hash)
+    assert info.template_hash != target.tokenizer.template_hash
+    [finding, *_] = template(info, target, [], is_low=True)
+    assert finding.status == "clear" and "who renders tools" in finding.evidence
 
 
 def test_a_head_that_does_what_its_poor_card_says(target: LoadedTarget, head: Path, tmp_path: Path) -> None:

@@ -176,10 +176,13 @@ def _distance(recorded: Mapping[str, Any], live: Mapping[str, Any]) -> float:
 def template(info: HeadInfo, target: LoadedTarget, texts: Sequence[str], *, is_low: bool) -> list[Finding]:
     """Are chats rendered as in training, and do answers think as they did?"""
     now = "" if target.tokenizer is None else target.tokenizer.template_hash
-    if not info.template_hash or not now:
+    if target.tokenizer is None or not info.template_hash:
         first = replace(_TEMPLATE, evidence="the folder, or the target, names no template")
     elif info.template_hash == now:
         first = replace(_TEMPLATE, status="clear", evidence=f"template {now}, as in training")
+    elif target.tokenizer.is_same_template(info.template_hash):
+        said = f"template {now}; in training the same, but for who renders tools (--tool-rendering)"
+        first = replace(_TEMPLATE, status="clear", evidence=said)
     else:
         first = replace(
             _TEMPLATE,
