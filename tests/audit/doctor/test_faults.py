@@ -107,6 +107,15 @@ def test_layers_that_the_config_does_not_name(target: LoadedTarget, head: Path, 
     assert "tap_layers is missing" in report.found[0].evidence and "[1, 3, 5]" in report.found[0].remedy
 
 
+def test_layers_against_the_record_need_no_measured_loss(target: LoadedTarget, head: Path, tmp_path: Path) -> None:
+    """Two requests prove nothing, whatever they gain; the record of the training says it."""
+    folder = rewired(head, tmp_path / "head", tap_layers=(2, 4, 6))
+    report = examine(case(target, folder, prompts=prompts()[:2]))
+    assert first(report) == ("tap_layers", "seen") and not report.is_healthy
+    assert "[2, 4, 6]" in report.found[0].evidence and "[1, 3, 5]" in report.found[0].remedy
+    assert [finding.cause for finding in report.findings].count("tap_layers") == 1
+
+
 def dropped(tensors: dict[str, Tensor]) -> None:
     del tensors["midlayer.mlp.down_proj.weight"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.audit.doctor import card as cards
-from outrider.audit.doctor.anatomy import Parts, read_parts
+from outrider.audit.doctor.anatomy import Parts, read_parts, recorded_taps
 from outrider.audit.doctor.bench import Bench, Mended, Pair, mend
 from outrider.audit.doctor.case import Case, cost, renderings, temperature
 from outrider.audit.doctor.live import LiveRun, Speed
@@ -63,7 +63,7 @@ def examine_head(case: Case, folder: Path, window: int | None) -> DoctorReport:
     is_low = card.is_missed(best)
     speed = case.speed(runs.served)
     findings = [
-        *mended.findings,
+        *_against_record(parts, mended.findings),
         *_loading(parts, runs, mended),
         cards.tensors(parts, is_low=is_low),
         cards.checkpoint(parts.info, case.target, live, is_low=is_low),
@@ -80,6 +80,26 @@ def examine_head(case: Case, folder: Path, window: int | None) -> DoctorReport:
         tokens = runs.served.pooled.tokens_per_pass or 1.0
         findings.append(card.weakness(tokens, None if speed is None else speed.speed_up))
     return _report(case, runs, card, best, rank(findings), speed)
+
+
+def _against_record(parts: Parts, measured: Sequence[Finding]) -> list[Finding]:
+    """What was measured of other wirings; layers that are not those of the training's own record need no loss to be wrong."""
+    assert parts.config is not None
+    recorded, given = recorded_taps(parts.info), parts.config.tap_layers
+    is_settled = parts.guessed or not recorded or recorded == given
+    if is_settled or any(finding.cause == "tap_layers" and finding.is_found for finding in measured):
+        return list(measured)
+    gains = "; ".join(finding.evidence for finding in measured if finding.cause == "tap_layers")
+    contradiction = Finding(
+        cause="tap_layers",
+        place="wiring",
+        status="seen",
+        title="The head reads other layers than its record of the training names",
+        evidence=f"it reads the hidden states before layers {list(given)}, the record has {list(recorded)}; {gains}",
+        remedy=f"set head.tap_layers to {list(recorded)} (index i is the state before layer i)",
+        weight=88,
+    )
+    return [contradiction, *(finding for finding in measured if finding.cause != "tap_layers")]
 
 
 def _run(case: Case) -> _Runs:
