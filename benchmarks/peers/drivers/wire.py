@@ -35,6 +35,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[Handler, Reply]]) -> None:
     # Libraries print to standard output as they like: it goes to the log, the conversation keeps a copy of its own.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a driver is killed in the end: nothing may wait
     try:
         handler, about = load(json.loads(sys.argv[1]))
     except BaseException as error:
