@@ -35,6 +35,13 @@ def same(left: list[TextStates], right: list[TextStates]) -> bool:
     )
 
 
+def close(left: list[TextStates], right: list[TextStates]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(
+        torch.allclose(a.taps_SD, b.taps_SD, atol=1e-5) and torch.equal(a.law_ids_QK, b.law_ids_QK) for a, b in pairs
+    )
+
+
 def test_states_are_the_targets(target: LlamaTarget, texts: list[Text]) -> None:
     text = texts[3]
     [state] = live_of(target).states([text])
@@ -60,10 +67,7 @@ def test_stored_is_live(
     assert done[-1] == len(texts) and len(list(tmp_path.glob("shard-*"))) > 2
     expected = [state for text in texts for state in live.states([text])]
     found = stored.states(texts[::-1])[::-1]
-    assert all(
-        torch.allclose(a.taps_SD, b.taps_SD, atol=1e-5) and torch.equal(a.law_ids_QK, b.law_ids_QK)
-        for a, b in zip(expected, found, strict=True)
-    )
+    assert close(expected, found)
     forecast = live.stored_bytes(texts)
     assert forecast == pytest.approx(stored.num_bytes, rel=0.1)
 
@@ -90,6 +94,18 @@ def test_capture_goes_on(
     again = capture_shards(tmp_path / "cut", texts, live_of(target), disk_budget_bytes=BUDGET, on_texts=resumed.append)
     assert resumed[0] > 0
     assert same(whole.states(texts), again.states(texts))
+
+
+def test_more_texts_are_added_to_those_captured(target: LlamaTarget, texts: list[Text], tmp_path: Path) -> None:
+    capture_shards(tmp_path, texts[:4], live_of(target), disk_budget_bytes=BUDGET)
+    [first] = tmp_path.glob("shard-*")
+    before = first.read_bytes()
+    done: list[int] = []
+    wanted = [*texts[5:], *texts[1:4]]
+    stored = capture_shards(tmp_path, wanted, live_of(target), disk_budget_bytes=BUDGET, on_texts=done.append)
+    assert done[0] == 3 and done[-1] == len(wanted)
+    assert first.read_bytes() == before and len(list(tmp_path.glob("shard-*"))) == 2
+    assert close(stored.states(wanted), [live_of(target).states([text])[0] for text in wanted])
 
 
 def test_refusals(target: LlamaTarget, texts: list[Text], tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 Either computed whenever a batch needs it (no disk, one pass of the target an epoch), or once, in shards on disk (a few
 kilobytes a token, no pass of the target later). Both are independent of the draft vocabulary: laws hold target ids.
 
-A shard is a safetensors file of consecutive texts, packed; ``manifest.json`` lists the shards with their checksums and says
-what they were made from. It is replaced after each shard, so that an interrupted capture goes on behind the last whole one.
+A shard is a safetensors file of some texts, packed; ``manifest.json`` lists the shards with their checksums and texts (by a
+digest of tokens and marks), and says what they were made from. It is replaced after each shard: an interrupted capture goes
+on behind the last whole one, and a run over more traffic captures the new texts only.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = ["LiveStates", "StateSource", "StoredStates", "capture_shards"]
 _ROWS_A_PASS = 2048
 _SHARD_BYTES = 128 * 2**20
 _MANIFEST = "manifest.json"
+_VERSION = 2
 _TENSORS = ("taps", "law_ids", "law_probs")
 
 
@@ -131,15 +133,16 @@ def capture_shards(
         ConfigError: the forecast is above the budget, or above what is free on the disk.
         DataError: a damaged shard, or shards made from something else.
     """
-    made_from = _made_from(texts, source)
-    manifest = _open_manifest(folder, made_from)
-    done = sum(shard["num_texts"] for shard in manifest["shards"])
-    _check_room(folder, texts[done:], source, disk_budget_bytes)
+    manifest = _open_manifest(folder, _made_from(source))
+    stored = {digest for shard in manifest["shards"] for digest, _, _ in shard["texts"]}
+    missing = [text for text in texts if _digest(text) not in stored]
+    _check_room(folder, missing, source, disk_budget_bytes)
+    done = len(texts) - len(missing)
     on_texts(done)
-    shard: list[TextStates] = []
-    for group in _groups(texts[done:], _ROWS_A_PASS):
-        shard += source.states(group)
-        if sum(_num_bytes(state) for state in shard) >= _SHARD_BYTES:
+    shard: list[tuple[Text, TextStates]] = []
+    for group in _groups(missing, _ROWS_A_PASS):
+        shard += zip(group, source.states(group), strict=True)
+        if sum(_num_bytes(state) for _, state in shard) >= _SHARD_BYTES:
             _write_shard(folder, manifest, shard)
             shard = []
         done += len(group)
@@ -160,14 +163,15 @@ def _check_room(folder: Path, texts: Sequence[Text], source: LiveStates, budget:
         )
 
 
-def _made_from(texts: Sequence[Text], source: LiveStates) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(json.dumps([text.tokens, [int(flag) for flag in text.trained]]).encode())
+def _digest(text: Text) -> str:
+    """Names a text by what its states depend on."""
+    marked = json.dumps([text.tokens, [int(flag) for flag in text.trained]])
+    return hashlib.sha256(marked.encode()).hexdigest()[:32]
+
+
+def _made_from(source: LiveStates) -> dict[str, Any]:
     spec = source.target.spec
     return {
-        "texts": digest.hexdigest()[:32],
-        "num_texts": len(texts),
         "fingerprint": spec.fingerprint,
         "precision": spec.precision,
         "tap_layers": list(source.tap_layers),
@@ -179,12 +183,13 @@ def _open_manifest(folder: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _MANIFEST
     if not path.exists():
-        return {"version": 1, "made_from": made_from, "shards": []}
+        return {"version": _VERSION, "made_from": made_from, "shards": []}
     manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name, value in made_from.items():
-        if manifest["made_from"].get(name) != value:
+    found: dict[str, Any] = {"version": manifest["version"], **manifest["made_from"]}
+    for name, value in {"version": _VERSION, **made_from}.items():
+        if found.get(name) != value:
             raise DataError(
-                f"{folder} holds taps made with {name} = {manifest['made_from'].get(name)!r}, now it is {value!r}; "
+                f"{folder} holds taps made with {name} = {found.get(name)!r}, now it is {value!r}; "
                 "delete the folder, or give another --out"
             )
     return manifest
@@ -194,16 +199,17 @@ def _num_bytes(state: TextStates) -> int:
     return state.taps_SD.nbytes + state.law_ids_QK.nbytes + state.law_probs_QK.nbytes
 
 
-def _write_shard(folder: Path, manifest: dict[str, Any], states: Sequence[TextStates]) -> None:
+def _write_shard(folder: Path, manifest: dict[str, Any], pairs: Sequence[tuple[Text, TextStates]]) -> None:
     name = f"shard-{len(manifest['shards']):05d}.safetensors"
+    states = [state for _, state in pairs]
     tensors = {
         "taps": torch.cat([state.taps_SD for state in states]),
         "law_ids": torch.cat([state.law_ids_QK for state in states]),
         "law_probs": torch.cat([state.law_probs_QK for state in states]),
     }
     replace_file(folder / name, lambda path: save_file(tensors, path))
-    entry = {"file": name, "num_texts": len(states), "sha256": _checksum(folder / name)}
-    manifest["shards"].append(entry)
+    texts = [[_digest(text), len(state.taps_SD), len(state.law_ids_QK)] for text, state in pairs]
+    manifest["shards"].append({"file": name, "texts": texts, "sha256": _checksum(folder / name)})
     write_json(folder / _MANIFEST, manifest)
 
 
@@ -217,7 +223,7 @@ class StoredStates:
 
     Args:
         folder: what :func:`capture_shards` wrote.
-        texts: the texts that were captured, in order.
+        texts: those to be read; all of them were captured.
 
     Raises:
         DataError: a shard is missing or damaged (found when it is first read).
@@ -228,16 +234,14 @@ class StoredStates:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         self._shards: list[dict[str, Any]] = manifest["shards"]
         self._open: dict[int, Any] = {}
-        self._place: dict[str, tuple[int, slice, slice]] = {}
-        index = 0
+        places: dict[str, tuple[int, slice, slice]] = {}
         for number, shard in enumerate(self._shards):
             first_key = first_query = 0
-            for text in texts[index : index + shard["num_texts"]]:
-                rows = rows_of(text)
-                past_key, past_query = first_key + rows.num_keys, first_query + len(rows.queries)
-                self._place[text.id] = number, slice(first_key, past_key), slice(first_query, past_query)
+            for digest, num_keys, num_queries in shard["texts"]:
+                past_key, past_query = first_key + num_keys, first_query + num_queries
+                places[digest] = number, slice(first_key, past_key), slice(first_query, past_query)
                 first_key, first_query = past_key, past_query
-            index += shard["num_texts"]
+        self._place = {text.id: places[_digest(text)] for text in texts}
 
     @property
     def num_bytes(self) -> int:
