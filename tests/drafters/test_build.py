@@ -312,6 +312,7 @@ def test_auto_is_what_won_on_the_card_of_a_head_that_came_along(
         card = {"target_fingerprint": made_for, "acceptance": {shipped.FASTEST: fastest}}
         config.write_text(json.dumps({**known, **card}))
         assert resolve_draft("auto", target) == expected
+        assert shipped.head_for(target) == ("my head" if made_for == fingerprint else None)
         assert resolve_draft("ngram", target) == "ngram"
     made = make_drafter("auto", target)
     assert isinstance(made, MergedDrafter) and made.shape.num_nodes == 9

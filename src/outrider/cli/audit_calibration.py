@@ -55,7 +55,11 @@ Order = Annotated[
 AuditSeed = Annotated[int, typer.Option("--audit-seed", help="Of everything drawn here.", rich_help_panel=WHAT)]
 SelfTest = Annotated[
     bool,
-    typer.Option("--self-test", help="Plant faults in the engine and show that each is caught.", rich_help_panel=WHAT),
+    typer.Option(
+        "--self-test",
+        help="Plant faults in the engine and show that each is caught (drafter: the head that came along, or a slice).",
+        rich_help_panel=WHAT,
+    ),
 ]
 FaultNames = Annotated[
     list[str] | None,
@@ -297,10 +301,12 @@ def _self_test(
 ) -> SelfTestReport:
     from outrider.audit.faults import FAULTS, fault_named
     from outrider.audit.selftest import self_test
+    from outrider.drafters.shipped import head_for
 
     draft = settings.draft
     if draft == Settings().draft:
-        draft = f"slice:{max(1, 2 * model.spec.num_layers // 3)}"
+        # Faults of speculation show where drafts are drawn from a law of their own, and kept.
+        draft = head_for(model) or f"slice:{max(1, 2 * model.spec.num_layers // 3)}"
     return self_test(
         model,
         prompts,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outrider.drafters.head_folder import HeadTarget, is_head_folder, read_info
 
-__all__ = ["FASTEST", "HEAD_FOLDERS", "best_draft", "head_path", "shipped_heads"]
+__all__ = ["FASTEST", "HEAD_FOLDERS", "best_draft", "head_for", "head_path", "shipped_heads"]
 
 _PACKAGE = Path(__file__).parents[1]
 HEAD_FOLDERS = (_PACKAGE / "heads", _PACKAGE.parents[1] / "heads")
@@ -34,15 +34,18 @@ def head_path(name: str) -> Path | None:
     return shipped_heads().get(name) if "/" not in name else None
 
 
+def head_for(target: HeadTarget) -> str | None:
+    """Name of the head that came along for this very target; ``None`` if there is none."""
+    heads = shipped_heads().items()
+    return next((name for name, path in heads if read_info(path).target_fingerprint == target.spec.fingerprint), None)
+
+
 def best_draft(target: HeadTarget) -> str:
     """What ``auto`` stands for: the winner in the target's precision on the card of a head that came along for this very
     target, or ``suffix``. The winners were measured beside native passes, so they count there only."""
-    if not target.spec.path.startswith("native"):
+    name = head_for(target) if target.spec.path.startswith("native") else None
+    if name is None:
         return _WITHOUT_HEAD
-    for name, path in shipped_heads().items():
-        info = read_info(path)
-        if info.target_fingerprint == target.spec.fingerprint:
-            winners = info.acceptance.get(FASTEST)
-            winner = winners.get(target.spec.precision) if isinstance(winners, Mapping) else None
-            return str(winner or _WITHOUT_HEAD).replace("{}", name)
-    return _WITHOUT_HEAD
+    winners = read_info(shipped_heads()[name]).acceptance.get(FASTEST)
+    winner = winners.get(target.spec.precision) if isinstance(winners, Mapping) else None
+    return str(winner or _WITHOUT_HEAD).replace("{}", name)
