@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=300)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--group", type=int, default=16)
+    parser.add_argument("--group", type=int, default=32)
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     args = parser.parse_args(argv)
     run = describe_run("benchmarks.measure_cost", list(sys.argv[1:] if argv is None else argv))

@@ -26,7 +26,7 @@ __all__ = ["measure"]
 
 DEFAULT_DRAFTERS = ("ngram", "suffix")
 DEFAULT_LENGTHS = ("1-8",)
-DEFAULT_BATCH = 16
+DEFAULT_BATCH = 32
 WHAT, SHOWN = "What is measured", "Output"
 
 Traffic = Annotated[

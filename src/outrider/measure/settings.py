@@ -46,7 +46,7 @@ class MeasureSettings:
     source: Source = "replay"
     answers: AnswerMode = "auto"
     limit: int = 1000
-    batch_size: int = 16
+    batch_size: int = 32
     verification: str = "auto"
     keeps_text: bool = True
     chat: bool = True
