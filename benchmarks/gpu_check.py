@@ -1,11 +1,13 @@
-"""One prepared check for a CUDA device, under five minutes: identity grid, time of a pass against its rows, memory.
+"""One prepared check for a CUDA device, under five minutes: identity grid, scheduler, time of a pass against its rows, memory.
 
 Identity: greedy and seeded, with the n-gram, suffix and self drafters (the last as a chain and as a tree) and a head (as a
 chain, as a tree, and merged with suffix decoding), one and eight sequences at a time, in each precision, over slabs and, with
 fewer drafters, over pages with recorded passes; every output compared with plain decoding of one sequence over slabs. A
 difference is allowed only at a tie: a gap between the two tokens' scores below the printed tolerance, taken from plain
-decoding alone against plain decoding in a batch (:mod:`outrider.audit.identity`). Needs no prompt files. ``--device cpu`` runs
-a small version.
+decoding alone against plain decoding in a batch (:mod:`outrider.audit.identity`).
+
+The scheduler, compared with the same: requests that come one by one, are put back for want of memory, are cancelled, or come
+again (:mod:`benchmarks.gpu_scheduler`). Needs no prompt files. ``--device cpu`` runs a small version.
 """
 
 from __future__ import annotations
@@ -15,23 +17,23 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
+from benchmarks.gpu_scheduler import check_scheduler
+from benchmarks.gpu_subject import OUT_OF_TIME, Clock, Size, Subject, compared, params_of
 from benchmarks.passes import ROW_COUNTS, time_passes
 from benchmarks.prompts import encode, load_groups
 from benchmarks.provenance import describe_run, peak_rss_bytes
 from benchmarks.report import RESULTS, wide_console, write_json
 from benchmarks.stats import spread
-from outrider.audit.identity import explain, run_control
+from outrider.audit.identity import run_control
 from outrider.device import resolve_placement
-from outrider.drafters.base import Drafter
-from outrider.drafters.build import make_drafter
 from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, read_head, save_head
@@ -45,64 +47,18 @@ from outrider.models.base import LoadedTarget
 from outrider.models.llama import LlamaTarget
 from outrider.models.load import load_checkpoint
 from outrider.models.paged import PagedTarget
-from outrider.sampling.params import SamplingParams
 from outrider.train.start import Start, initialise
 
 TREE = "depth=3,width=2,num_nodes=6"
 DRAFTERS = ("none", "ngram", "suffix", "self", f"self:{TREE}", "HEAD", f"HEAD:{TREE}", "merged:HEAD:num_nodes=8")
 PAGED_DRAFTERS = ("none", "suffix", f"self:{TREE}", "HEAD")
 """``HEAD`` stands for a head's folder."""
-OUT_OF_TIME = "not run: out of time"
-TEMPERATURE = 0.8
-SEED = 20240229
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How much is run."""
-
-    prompts: int
-    tokens: int
-    num_draft_tokens: int
-    rounds: int
-    precisions: tuple[str, ...]
-
-
+SCHEDULED_TOKENS = 160
+"""Answers of the scheduler's check: longer than the room that every sequence is given in advance."""
 SIZES = {
-    "cuda": Size(prompts=8, tokens=64, num_draft_tokens=4, rounds=20, precisions=("float32", "bfloat16")),
-    "cpu": Size(prompts=2, tokens=16, num_draft_tokens=4, rounds=3, precisions=("float32", "bfloat16")),
+    "cuda": Size(prompts=8, scheduled=4, tokens=64, num_draft_tokens=4, rounds=20, precisions=("float32", "bfloat16")),
+    "cpu": Size(prompts=2, scheduled=2, tokens=16, num_draft_tokens=4, rounds=3, precisions=("float32", "bfloat16")),
 }
-
-
-class Clock:
-    """Seconds since the start against a budget: what does not fit is named, never dropped silently."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._begun = time.perf_counter()
-        self._budget_s = budget_s
-
-    @property
-    def is_over(self) -> bool:
-        """True once the budget is spent."""
-        return time.perf_counter() - self._begun > self._budget_s
-
-
-def _params(kind: str, tokens: int) -> SamplingParams:
-    if kind == "greedy":
-        return SamplingParams(max_tokens=tokens)
-    return SamplingParams(max_tokens=tokens, temperature=TEMPERATURE, seed=SEED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is checked: one path of one precision, and the head that drafts for it."""
-
-    target: LoadedTarget
-    head: Path
-
-    def drafter(self, name: str) -> Drafter | None:
-        """A drafter by its name above."""
-        return make_drafter(name.replace("HEAD", str(self.head)), self.target)
 
 
 def _generate(
@@ -113,31 +69,43 @@ def _generate(
         num_draft_tokens=size.num_draft_tokens, schedule="fixed", max_batch_size=batch, num_cached_prefixes=0
     )
     engine = Engine(target, drafter=subject.drafter(drafter), config=config)
-    return engine.generate(list(prompts.values()), _params(kind, size.tokens), ids=list(prompts))
+    return engine.generate(list(prompts.values()), params_of(kind, size.tokens), ids=list(prompts))
+
+
+Plain = dict[str, dict[str, GenerationResult]]
+"""By kind of request and prompt id: decoded plainly, one sequence at a time, over slabs."""
+
+
+def plain_results(slabs: Subject, prompts: dict[str, list[int]], size: Size) -> tuple[Plain, float]:
+    """What everything is compared with, and the tolerance of ties."""
+    plain = {}
+    for kind in ("greedy", "seeded"):
+        plain[kind] = dict(zip(prompts, _generate(slabs, "none", prompts, kind, 1, size), strict=True))
+    return plain, run_control(slabs.target, prompts, list(plain["greedy"].values())).tolerance
 
 
 def identity_grid(
-    slabs: Subject, pages: Subject, prompts: dict[str, list[int]], size: Size, clock: Clock
-) -> dict[str, Any]:
-    """Every path, drafter, kind and batch against plain decoding of one sequence over slabs."""
+    plain: Plain,
+    subjects: Sequence[tuple[Subject, Sequence[str]]],
+    prompts: dict[str, list[int]],
+    size: Size,
+    tolerance: float,
+    clock: Clock,
+) -> list[dict[str, Any]]:
+    """Every path with its drafters, kind and batch against plain decoding."""
     cells: list[dict[str, Any]] = []
-    tolerance = 0.0
-    for kind in ("greedy", "seeded"):
-        plain = _generate(slabs, "none", prompts, kind, 1, size)
-        if kind == "greedy":
-            tolerance = run_control(slabs.target, prompts, plain).tolerance
-        for subject, drafters in ((slabs, DRAFTERS), (pages, PAGED_DRAFTERS)):
-            for drafter, batch in itertools.product(drafters, (1, 8)):
-                if (subject, drafter, batch) != (slabs, "none", 1):
-                    cell = {"path": subject.target.spec.path, "kind": kind, "drafter": drafter, "batch": batch}
-                    cells.append(cell | _cell(subject, prompts, plain, cell, size, tolerance, clock))
-    return {"tolerance": tolerance, "cells": cells}
+    for kind, (subject, drafters) in itertools.product(plain, subjects):
+        for drafter, batch in itertools.product(drafters, (1, 8)):
+            if (subject, drafter, batch) != (subjects[0][0], "none", 1):
+                cell = {"path": subject.target.spec.path, "kind": kind, "drafter": drafter, "batch": batch}
+                cells.append(cell | _cell(subject, prompts, plain[kind], cell, size, tolerance, clock))
+    return cells
 
 
 def _cell(
     subject: Subject,
     prompts: dict[str, list[int]],
-    plain: Sequence[GenerationResult],
+    plain: dict[str, GenerationResult],
     cell: dict[str, Any],
     size: Size,
     tolerance: float,
@@ -148,20 +116,12 @@ def _cell(
     begun = time.perf_counter()
     results = _generate(subject, cell["drafter"], prompts, cell["kind"], cell["batch"], size)
     seconds = time.perf_counter() - begun
-    params = _params(cell["kind"], size.tokens)
-    triples = zip(prompts.values(), plain, results, strict=True)
-    found = [explain(subject.target, ids, a, b, params=params, tolerance=tolerance) for ids, a, b in triples]
-    differences = [asdict(each) for each in found if each is not None]
-    num_bugs = sum(each["verdict"] == "bug" for each in differences)
+    triples = [(cell["kind"], each) for each in zip(prompts.values(), plain.values(), results, strict=True)]
     stats = SpeculationStats.pooled(result.stats for result in results)
     return {
-        "equal": len(prompts) - len(differences),
-        "ties": len(differences) - num_bugs,
-        "different": num_bugs,
-        "differences": differences,
+        **compared(subject.target, triples, size.tokens, tolerance),
         "tokens_per_pass": round(stats.tokens_per_pass or 0.0, 3),
         "tokens_per_s": round(sum(len(result.token_ids) for result in results) / seconds, 1),
-        "verdict": "different" if num_bugs else "identical up to ties" if differences else "identical",
     }
 
 
@@ -194,9 +154,20 @@ def check_precision(checkpoint: Any, precision: str, device: str, size: Size, cl
     with tempfile.TemporaryDirectory() as folder:
         head = _head_for(target, Path(folder))
         slabs, pages = Subject(target=target, head=head), Subject(target=paged, head=head)
-        identity = identity_grid(slabs, pages, prompts, size, clock)
+        plain, tolerance = plain_results(slabs, prompts, size)
+        few = dict(list(prompts.items())[: size.scheduled])
+        longer = replace(size, tokens=SCHEDULED_TOKENS)
+        alone, _ = plain_results(slabs, few, longer)
+        subjects = ((slabs, DRAFTERS), (pages, PAGED_DRAFTERS))
+        scheduler = [
+            row
+            for subject in ((pages, slabs) if target.spec.device.type == "cuda" else (slabs,))
+            for row in check_scheduler(alone, subject, few, longer, tolerance, clock)
+        ]
+        cells = identity_grid(plain, subjects, prompts, size, tolerance, clock)
     return {
-        "identity": identity,
+        "identity": {"tolerance": tolerance, "cells": cells},
+        "scheduler": scheduler,
         "head": "random weights" if folder in str(head) else head.name,
         "memory": memory(target),
         "passes": {each.spec.path: pass_times(each, size.rounds) for each in (target, paged)},
@@ -214,40 +185,49 @@ def _head_for(target: LlamaTarget, folder: Path) -> Path:
     return folder / "random"
 
 
+GRID_COLUMNS = (
+    "path",
+    "kind",
+    "drafter",
+    "batch",
+    "equal",
+    "ties",
+    "different",
+    "tokens_per_pass",
+    "tokens_per_s",
+    "verdict",
+)
+SCHEDULER_COLUMNS = (
+    "path",
+    "situation",
+    "drafter",
+    "equal",
+    "ties",
+    "different",
+    "cancelled",
+    "num_preemptions",
+    "reused_tokens",
+    "tokens_per_s",
+    "verdict",
+)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.replace("_per_", "/").replace("num_", "").replace("_", " "))
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in columns))
+    return table
+
+
 def print_report(report: dict[str, Any]) -> None:
     """Tables of the check."""
     console = wide_console()
     for precision, part in report["precisions"].items():
         title = f"{precision}: identity against plain, one sequence (tie tolerance {part['identity']['tolerance']:.2g})"
-        table = Table(title=title, title_justify="left")
-        for column in (
-            "path",
-            "kind",
-            "drafter",
-            "batch",
-            "equal",
-            "ties",
-            "different",
-            "tokens a pass",
-            "tokens/s",
-            "verdict",
-        ):
-            table.add_column(column)
-        for cell in part["identity"]["cells"]:
-            names = (
-                "path",
-                "kind",
-                "drafter",
-                "batch",
-                "equal",
-                "ties",
-                "different",
-                "tokens_per_pass",
-                "tokens_per_s",
-                "verdict",
-            )
-            table.add_row(*(str(cell.get(name, "")) for name in names))
-        console.print(table)
+        console.print(_table(title, GRID_COLUMNS, part["identity"]["cells"]))
+        console.print(_table(f"{precision}: the scheduler, against the same", SCHEDULER_COLUMNS, part["scheduler"]))
         passes = Table(title=f"{precision}: one pass, 300 tokens cached; memory {part['memory']}", title_justify="left")
         passes.add_column("path")
         for count in next(iter(part["passes"].values())):
@@ -277,15 +257,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_report(report)
-    verdicts = [cell["verdict"] for part in report["precisions"].values() for cell in part["identity"]["cells"]]
+    parts = report["precisions"].values()
+    verdicts = [row["verdict"] for part in parts for row in (*part["identity"]["cells"], *part["scheduler"])]
     print(f"{_conclusion(verdicts)}; {report['seconds']:.0f} s; result: {path}")
     return 0 if all(verdict.startswith("identical") for verdict in verdicts) else 1
 
 
 def _conclusion(verdicts: Sequence[str]) -> str:
-    num_bad, num_late = verdicts.count("different"), verdicts.count(OUT_OF_TIME)
+    num_late = verdicts.count(OUT_OF_TIME)
+    num_bad = sum(not verdict.startswith("identical") for verdict in verdicts) - num_late
     if num_bad:
-        return f"NOT identical in {num_bad} of {len(verdicts)} cells"
+        return f"NOT as it should be in {num_bad} of {len(verdicts)} cells"
     if num_late:
         return f"identical in all cells that ran; {num_late} of {len(verdicts)} did not fit the time"
     return f"identical in all {len(verdicts)} cells (ties: {verdicts.count('identical up to ties')})"
