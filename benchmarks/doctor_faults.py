@@ -130,6 +130,7 @@ FAULTS = (
     ),
     Fault(name="window of 4", causes=("window",), options=":window=4"),
     Fault(name="temperature 1.3", causes=("temperature",), temperature=1.3),
+    Fault(name="temperature 2", causes=("temperature",), temperature=2.0),
     Fault(name="requests without the chat template", causes=("template",), requests="bare"),
     Fault(name="another language", causes=("traffic",), requests="other language"),
     Fault(name="a slice of 29 of the 30 layers as drafter", causes=("cost",), draft="slice:29", is_timed=True),
