@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.audit.doctor.card import Card
+from outrider.audit.doctor.case import temperature
 from outrider.audit.doctor.examine import examine
+from outrider.audit.doctor.live import LiveRun
 from outrider.audit.doctor.report import DoctorReport
 from outrider.drafters.head_folder import read_head
+from outrider.metrics import SpeculationStats
 from outrider.models.base import LoadedTarget
 from outrider.models.load import load_target
 from outrider.sampling.params import SamplingParams
@@ -241,3 +245,23 @@ def test_answers_that_think(target: LoadedTarget, head: Path) -> None:
     finding = template(info, target, ["no thought"], is_low=True)[-1]
     assert (finding.cause, finding.status) == ("thinking", "seen") and "100 %" in finding.evidence
     assert template(info, target, ["<think>a</think>b"], is_low=True)[-1].status == "clear"
+
+
+def run_of(*counts: tuple[int, int]) -> LiveRun:
+    """A run of requests that committed so many tokens in so many passes."""
+    stats = tuple(SpeculationStats(passes=passes, committed=committed) for committed, passes in counts)
+    return LiveRun(answers=(), texts=(), stats=stats, draft_ms=0.0)
+
+
+def test_a_temperature_that_explains_what_the_card_misses(target: LoadedTarget, head: Path) -> None:
+    """Two requests prove nothing; but the card is met at temperature 0, and not at theirs."""
+    hot = case(target, head, params=SamplingParams(max_tokens=NUM_TOKENS, temperature=2.0))
+    served, greedy = run_of((14, 10), (13, 10)), run_of((16, 10), (17, 10))
+    assert temperature(hot, served, greedy).status == "clear"
+    assert temperature(hot, served, greedy, explains=True).status == "seen"
+    assert temperature(hot, greedy, served, explains=True).status == "clear"
+
+
+@pytest.mark.parametrize(("card", "status"), [(1.88, "clear"), (1.2, "seen"), (None, "seen")])
+def test_only_a_poor_card_makes_a_poor_head(card: float | None, status: str) -> None:
+    assert Card(tokens=card).weakness(1.41, None).status == status

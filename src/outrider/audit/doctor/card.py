@@ -102,7 +102,8 @@ class Card:
 
     def weakness(self, tokens: float, speed_up: float | None) -> Finding:
         """A head that does what its card says, and that is little."""
-        is_weak = tokens < _WEAK_TOKENS and (speed_up is None or speed_up < 1.2)
+        promised = tokens if self.tokens is None else self.tokens
+        is_weak = max(tokens, promised) < _WEAK_TOKENS and (speed_up is None or speed_up < 1.2)
         says = "has no measured acceptance to compare with" if self.tokens is None else f"says {self.tokens:.2f}"
         return Finding(
             cause="weak_head",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.audit.doctor.live import LiveRun, Speed, measure_speed, run_live
-from outrider.audit.doctor.report import Finding, compare
+from outrider.audit.doctor.report import Finding, Status, compare
 from outrider.drafters.base import Drafter
 from outrider.drafters.build import make_drafter
 from outrider.models.base import LoadedTarget
@@ -67,8 +67,13 @@ class Case:
         return measure_speed(self.target, run, num_draft_tokens=self.num_draft_tokens)
 
 
-def temperature(case: Case, served: LiveRun, greedy: LiveRun) -> Finding:
-    """Does the requests' temperature cost acceptance?"""
+def temperature(case: Case, served: LiveRun, greedy: LiveRun, *, explains: bool = False) -> Finding:
+    """Does the requests' temperature cost acceptance?
+
+    Args:
+        case: what is examined. served, greedy: at the requests' temperature and at 0.
+        explains: the card is missed at this temperature, and is not at 0.
+    """
     given = case.params.temperature
     if not given:
         return Finding(
@@ -79,15 +84,17 @@ def temperature(case: Case, served: LiveRun, greedy: LiveRun) -> Finding:
             evidence="the requests are greedy",
         )
     gain = compare(served.stats, greedy.stats)
+    unproved: Status = "seen" if explains and gain.after > gain.before else "clear"
     return Finding(
         cause="temperature",
         place="traffic",
-        status="proved" if gain.is_proved else "clear",
+        status="proved" if gain.is_proved else unproved,
         title=f"Temperature {given:g} costs acceptance",
         evidence=f"at temperature 0: {gain.to_text()}",
         remedy="lower the temperature where the task allows it, draft fewer tokens (-k), or train on answers sampled at "
         "this temperature; judge a drafter at the temperature that is served",
         gain=gain,
+        weight=60,
     )
 
 

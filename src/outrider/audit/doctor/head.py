@@ -70,7 +70,7 @@ def examine_head(case: Case, folder: Path, window: int | None) -> DoctorReport:
         *cards.template(parts.info, case.target, runs.greedy.texts, is_low=is_low),
         _context(case, parts, pairs, is_low=is_low),
         _answers(parts, mended, runs.greedy, is_low=is_low),
-        temperature(case, runs.served, runs.greedy),
+        temperature(case, runs.served, runs.greedy, explains=not is_low and card.is_missed(runs.served.stats)),
         _precision(runs, mended, wiring, bench, best),
         _quantised(case, parts, mended, best),
         *renderings(case, runs.greedy),
