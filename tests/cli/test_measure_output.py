@@ -38,6 +38,16 @@ def test_tables_name_losses_as_plainly_as_gains(result: MeasureResult, capsys: p
     assert lines[-1].startswith("Use ")
 
 
+def test_a_long_name_takes_no_number_away(result: MeasureResult, capsys: pytest.CaptureFixture[str]) -> None:
+    long = {
+        arm: replace(arm, label=f"merged:{'a-head-with-a-name-' * 8}{index}") for index, arm in enumerate(result.arms)
+    }
+    records = tuple(replace(record, arm=long[record.arm]) for record in result.records)
+    print_tables(replace(result, arms=tuple(long.values()), records=records, samples=()))
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "speed-up" in printed and "requests tok/pass" in printed
+
+
 def test_small_groups_are_called_small(capsys: pytest.CaptureFixture[str]) -> None:
     print_tables(made_up(9))
     printed = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from outrider.measure.record import (
     RequestRecord,
     Sample,
     SkippedRow,
+    short_names,
 )
 from outrider.measure.tally import Tally
 from outrider.metrics import SpeculationStats
@@ -75,3 +77,32 @@ def test_other_files_are_refused_by_name() -> None:
         MeasureResult.from_json({"arms": []})
     with pytest.raises(DataError, match="damaged"):
         MeasureResult.from_json({"format": "outrider measure 1", "arms": [{"drafter": 1}]})
+
+
+def test_drafters_have_short_names_unless_two_would_be_alike() -> None:
+    heads = [
+        "suffix",
+        "heads/mine",
+        "merged:heads/mine:depth=2,dtype=int8",
+        "a/run/head:k=2",
+        "b/run/head",
+        "auto:suffix,x/y/",
+    ]
+    assert list(short_names(heads).values()) == [
+        "suffix",
+        "mine",
+        "merged:mine:depth=2,dtype=int8",
+        "head:k=2",
+        "head",
+        "auto:suffix,y/",
+    ]
+    assert short_names(["a/head", "b/head"]) == {"a/head": "a/head", "b/head": "b/head"}
+
+
+def test_an_arms_title_is_for_people() -> None:
+    shape = "tree depth=2 width=3 num_nodes=9"
+    tree = Arm(drafter="heads/mine:num_nodes=9", shape=shape, num_draft_tokens=2, label="mine:num_nodes=9")
+    assert tree.title == "mine:num_nodes=9" and tree.name == f"heads/mine:num_nodes=9, {shape}"
+    plain = Arm(drafter="heads/mine", shape="chain 4", num_draft_tokens=4)
+    assert plain.title == plain.name == "heads/mine, chain 4" and replace(plain, label="mine").title == "mine, chain 4"
+    assert replace(plain, label="mine") == plain, "a name makes no other arm"

@@ -45,7 +45,7 @@ def _print_arms(console: Console, summary: Summary) -> None:
     columns += ["break-even", "ceiling", "verdict"]
     rows = [
         [
-            row.arm.name if row.field == "all" else f"{row.arm.name} ({row.value})",
+            row.arm.title if row.field == "all" else f"{row.arm.title} ({row.value})",
             f"{row.num_requests}{' small' if row.is_small else ''}",
             render.number(row.rates.tokens_per_pass.value),
             _ends(row.rates.tokens_per_pass),
@@ -70,7 +70,7 @@ def _print_positions(console: Console, summary: Summary) -> None:
     found = [row for row in summary.best_of_each_drafter() if row.rates.conditional]
     depth = max((len(row.rates.conditional) for row in found), default=0)
     rows = [
-        [row.arm.name, name, *(render.percent(rate.value) for rate in rates), *[""] * (depth - len(rates))]
+        [row.arm.title, name, *(render.percent(rate.value) for rate in rates), *[""] * (depth - len(rates))]
         for row in found
         for name, rates in (("of all steps", row.rates.unconditional), ("of those reached", row.rates.conditional))
     ]
@@ -102,7 +102,7 @@ def _print_groups(console: Console, summary: Summary, field: str) -> None:
     rows = [
         [
             row.value,
-            row.arm.name,
+            row.arm.title,
             f"{row.num_requests}{' small' if row.is_small else ''}",
             render.number(row.rates.tokens_per_pass.value),
             _ends(row.rates.tokens_per_pass),

@@ -55,10 +55,12 @@ def percent(value: float | None) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1) -> Table:
-    """A plain table: the first ``left`` columns to the left, numbers to the right."""
+    """A plain table: the first ``left`` columns to the left, numbers to the right. Names are wrapped where there is no room,
+    numbers never cut."""
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
-        out.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+        is_name = index < left
+        out.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for row in rows:
         out.add_row(*(Text(cell) for cell in row))
     return out

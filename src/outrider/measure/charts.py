@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.errors import MissingExtra
 from outrider.measure.forecast import depth_of
-from outrider.measure.record import Arm
+from outrider.measure.record import Arm, short_names
 from outrider.measure.report import GroupRow, Summary
 from outrider.measure.stats import Interval
 
@@ -40,10 +40,8 @@ class Figure:
 
 
 def series_names(arms: Sequence[Arm]) -> dict[Arm, str]:
-    """What to call an arm's series: its drafter (of a path the last part), with the temperature where there are several."""
-    short = {arm.drafter: re.split(r"[/\\]", arm.drafter.rstrip("/\\"))[-1] or arm.drafter for arm in arms}
-    doubled = {name for name in short.values() if list(short.values()).count(name) > 1}
-    names = {drafter: drafter if name in doubled else name for drafter, name in short.items()}
+    """What to call an arm's series: its drafter, with the temperature where there are several."""
+    names = short_names(dict.fromkeys(arm.drafter for arm in arms))
     several = len({arm.temperature for arm in arms}) > 1
     return {arm: f"{names[arm.drafter]}, T {arm.temperature:g}" if several else names[arm.drafter] for arm in arms}
 

@@ -30,7 +30,7 @@ class Contender:
 
 
 def arms_of(
-    spec: str, drafter: Drafter, lengths: Sequence[int], sampling: SamplingParams, verification: str
+    spec: str, drafter: Drafter, lengths: Sequence[int], sampling: SamplingParams, verification: str, *, label: str = ""
 ) -> dict[int, Arm]:
     """One arm for each length; a drafter with a tree shape of its own has one, with the largest.
 
@@ -38,6 +38,7 @@ def arms_of(
         spec: how the drafter was asked for. drafter: what that came to.
         lengths: most draft tokens of a step.
         sampling, verification: of the requests.
+        label: short name of the drafter.
     """
     by_what = "rejection" if verification == "auto" else "compare"
     if sampling.is_greedy:
@@ -57,6 +58,7 @@ def arms_of(
             num_draft_tokens=k,
             temperature=sampling.temperature,
             verification=by_what,
+            label=label,
         )
         for k in tried
     }

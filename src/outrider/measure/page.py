@@ -115,7 +115,7 @@ def _facts(result: MeasureResult, summary: Summary) -> str:
     best = max(summary.best_of_each_drafter(), key=_merit, default=None)
     if best is None:
         return ""
-    facts = [("tokens a pass, best arm", number(best.rates.tokens_per_pass.value), best.arm.name)]
+    facts = [("tokens a pass, best arm", number(best.rates.tokens_per_pass.value), best.arm.title)]
     if best.forecast is not None:
         found = best.forecast
         facts.append(("forecast speed-up", number(found.speedup.value, unit="x"), _ends(found.speedup)))

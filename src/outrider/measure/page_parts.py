@@ -112,7 +112,7 @@ def _arm_row(row: GroupRow, is_best: bool) -> str:
         percent(rates.draft_rate.value),
         _size(row),
     ]
-    name = row.arm.name if row.field == ALL else f"{row.arm.name} ({row.value})"
+    name = row.arm.title if row.field == ALL else f"{row.arm.title} ({row.value})"
     body = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr{" class=best" if is_best else ""}><th scope="row">{text(name)}</th>{body}</tr>'
 
@@ -136,7 +136,7 @@ def _position_rows(row: GroupRow, depth: int) -> Iterator[str]:
     for name, rates in (("of all steps", row.rates.unconditional), ("of those reached", row.rates.conditional)):
         cells = [with_ends(rate) for rate in rates] + [""] * (depth - len(rates))
         body = "".join(f"<td>{cell}</td>" for cell in cells)
-        yield f'<tr><th scope="row">{text(row.arm.name)}</th><td class="words">kept {name}</td>{body}</tr>'
+        yield f'<tr><th scope="row">{text(row.arm.title)}</th><td class="words">kept {name}</td>{body}</tr>'
 
 
 def group_tables(summary: Summary) -> Iterator[str]:
@@ -161,7 +161,7 @@ def group_tables(summary: Summary) -> Iterator[str]:
 def _group_row(row: GroupRow) -> str:
     more = row.more_to_decide
     cells = [
-        f'<td class="words">{text(row.arm.name)}</td>',
+        f'<td class="words">{text(row.arm.title)}</td>',
         f"<td>{_tag(row)}</td>",
         f"<td>{'n/a' if row.forecast is None else with_ends(row.forecast.speedup, 'x')}</td>",
         f"<td>{with_ends(row.rates.tokens_per_pass)}</td>",
@@ -184,7 +184,7 @@ def sample(given: Sample) -> str:
         if left <= 0:
             parts.append("<small> … the rest is left out</small>")
             break
-    name = f"{text(given.id)} <small>{text(given.arm.name)}</small>"
+    name = f"{text(given.id)} <small>{text(given.arm.title)}</small>"
     return f'<article class="card sample"><h3>{name}</h3><pre>{"".join(parts)}</pre></article>'
 
 

@@ -6,6 +6,7 @@ decoding (*live*) or by scoring texts that the target has already said (*replay*
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -25,6 +26,7 @@ __all__ = [
     "Sample",
     "SkippedRow",
     "Source",
+    "short_names",
 ]
 
 FORMAT = "outrider measure 1"
@@ -45,6 +47,7 @@ class Arm:
         num_draft_tokens: most depth of a proposal (of a chain: most tokens).
         temperature: of the requests that set none of their own.
         verification: ``greedy``, ``seeded`` (draw-and-compare with keyed noise), ``compare`` or ``rejection``.
+        label: the drafter as tables and plots show it (:func:`short_names`); empty: as it was given.
     """
 
     drafter: str
@@ -52,6 +55,7 @@ class Arm:
     num_draft_tokens: int
     temperature: float = 0.0
     verification: str = "greedy"
+    label: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -59,9 +63,22 @@ class Arm:
         return f"{self.drafter}, {self.shape}"
 
     @property
+    def title(self) -> str:
+        """The same for people: short, and a tree's shape only where the drafter's own options do not tell it."""
+        label = self.label or self.drafter
+        return label if self.is_tree and "num_nodes=" in label else f"{label}, {self.shape}"
+
+    @property
     def is_tree(self) -> bool:
         """True if the drafter has a tree shape of its own, so that its lengths are not compared with chains'."""
         return self.shape.startswith("tree")
+
+
+def short_names(drafters: Iterable[str]) -> dict[str, str]:
+    """Drafters with each path in them cut to its last part; as they were given where that would make two of them alike."""
+    short = {drafter: re.sub(r"[^:,]*[/\\\\]+(?=[^:,/\\\\])", "", drafter) for drafter in drafters}
+    names = list(short.values())
+    return {drafter: name if names.count(name) == 1 else drafter for drafter, name in short.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

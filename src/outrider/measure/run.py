@@ -41,6 +41,7 @@ from outrider.measure.record import (
     Sample,
     SkippedRow,
     Source,
+    short_names,
 )
 from outrider.measure.replay import refusal, replay_group
 from outrider.measure.samples import pieces_of
@@ -173,7 +174,8 @@ class _Run:
         )
         if reason is not None and self._settings.source == "replay":
             raise ConfigError(f"drafter {spec!r} cannot be replayed: {reason}; give --live, or --seed")
-        arms = arms_of(spec, drafter, self._settings.num_draft_tokens, sampling, verification)
+        label = short_names(self._settings.drafters)[spec]
+        arms = arms_of(spec, drafter, self._settings.num_draft_tokens, sampling, verification, label=label)
         return Contender(spec, drafter, arms)
 
     def _make(self, spec: str) -> Drafter:
