@@ -172,6 +172,8 @@ def test_a_measurement_of_nothing_has_a_page_too() -> None:
 def test_series_are_called_by_their_last_name_unless_it_is_shared() -> None:
     arms = [chain("heads/a", 4), chain("other/a", 4), chain("heads/b", 4), tree("suffix", 4)]
     assert list(series_names(arms).values()) == ["heads/a", "other/a", "b", "suffix"]
+    shaped = [chain("merged:heads/a:depth=2,width=3", 4), chain("heads/b:depth=2", 4), chain("heads/b:depth=3", 4)]
+    assert list(series_names(shaped).values()) == ["merged:a", "b:depth=2", "b:depth=3"]
     hot = [chain("suffix", 4), chain("suffix", 4, temperature=0.8)]
     assert list(series_names(hot).values()) == ["suffix, T 0", "suffix, T 0.8"]
 

@@ -58,7 +58,7 @@ def test_every_request_meets_every_arm(target: LoadedTarget) -> None:
     assert len(result.records) == 3 * 4 and {r.id for r in result.records} == {"a", "b", "c"}
     assert result.num_rows == 7 and [row.line for row in result.skipped] == [4, 5, 6, 7]
     labels = {r.id: dict(r.labels) for r in result.records}
-    assert labels["a"]["category"] == "one" and labels["a"]["context"] == "under 256 tokens"
+    assert labels["a"]["category"] == "one" and labels["a"]["context"] == "0 to 255 tokens"
     assert labels["c"]["traffic"] == "repeated" and "traffic" not in labels["a"]
     assert all(r.is_on_policy and r.source == "replay" for r in result.records)
     assert all(r.counts.committed == r.num_output_tokens - 1 for r in result.records)

@@ -133,7 +133,7 @@ def _bucket(num_tokens: int) -> str:
     below = 0
     for edge in _BUCKETS:
         if num_tokens < edge:
-            return f"{below} to {edge - 1} tokens" if below else f"under {edge} tokens"
+            return f"{below} to {edge - 1} tokens"
         below = edge
     return f"{below} tokens or more"
 

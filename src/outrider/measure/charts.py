@@ -40,8 +40,12 @@ class Figure:
 
 
 def series_names(arms: Sequence[Arm]) -> dict[Arm, str]:
-    """What to call an arm's series: its drafter, with the temperature where there are several."""
+    """What to call an arm's series: its drafter without options that nothing else needs, with the temperature where there
+    are several."""
     names = short_names(dict.fromkeys(arm.drafter for arm in arms))
+    bare = {drafter: re.sub(r":[a-z_]+=.*", "", name) for drafter, name in names.items()}
+    shared = {name for name in bare.values() if list(bare.values()).count(name) > 1}
+    names = {drafter: names[drafter] if name in shared else name for drafter, name in bare.items()}
     several = len({arm.temperature for arm in arms}) > 1
     return {arm: f"{names[arm.drafter]}, T {arm.temperature:g}" if several else names[arm.drafter] for arm in arms}
 
@@ -379,7 +383,7 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
                 "columns": columns,
                 "labelColor": INK,
                 "labelFontSize": 12,
-                "labelLimit": 320,
+                "labelLimit": 270,
                 "symbolSize": 70,
             },
             "text": {"fontSize": 12},
