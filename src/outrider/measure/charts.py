@@ -361,7 +361,7 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
         "padding": {
             "left": 16,
             "top": 6,
-            "right": 10,
+            "right": 44,
             "bottom": 6,
         },  # readers' fonts may be wider than the one measured
         "config": {

@@ -67,6 +67,10 @@ class Case:
         return measure_speed(self.target, run, num_draft_tokens=self.num_draft_tokens)
 
 
+_LEAST_LOSS = 0.05
+"""Tokens a pass that a temperature must take to be named without proof."""
+
+
 def temperature(case: Case, served: LiveRun, greedy: LiveRun, *, explains: bool = False) -> Finding:
     """Does the requests' temperature cost acceptance?
 
@@ -84,7 +88,7 @@ def temperature(case: Case, served: LiveRun, greedy: LiveRun, *, explains: bool 
             evidence="the requests are greedy",
         )
     gain = compare(served.stats, greedy.stats)
-    unproved: Status = "seen" if explains and gain.after > gain.before else "clear"
+    unproved: Status = "seen" if explains and gain.after - gain.before >= _LEAST_LOSS else "clear"
     return Finding(
         cause="temperature",
         place="traffic",
