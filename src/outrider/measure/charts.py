@@ -311,6 +311,7 @@ def _bars(
     span = _span(data)
     x = {"field": "y", "type": "quantitative", "title": title, "scale": {"domain": span, "zero": False}}
     color = {**_color(used), "scale": {"domain": list(used), "range": [_hue(series, name) for name in used]}}
+    color["legend"] = {"labelLimit": 180}  # it begins behind the groups' names
     return {
         "height": {"step": 15 if len(used) > 1 else 20},
         "data": {"values": data},
@@ -361,7 +362,7 @@ def _draw(spec: dict[str, Any], series: Sequence[str]) -> str:
         "padding": {
             "left": 16,
             "top": 6,
-            "right": 44,
+            "right": 10,
             "bottom": 6,
         },  # readers' fonts may be wider than the one measured
         "config": {
