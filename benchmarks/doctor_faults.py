@@ -198,7 +198,7 @@ def examined(
         "fault": fault.name,
         "is_right": is_right,
         "first": None if first is None else {"cause": first.cause, "status": first.status, "title": first.title},
-        "evidence": "" if first is None else first.evidence,
+        "evidence": "" if first is None else first.evidence.replace(f"{args.work}/", ""),
         "others": [finding.cause for finding in report.found[1:]],
         "verdict": report.verdict,
         "acceptance": report.acceptance,
