@@ -1,0 +1,72 @@
+// What training asks of an instruction set: jobs as Python fills them, and the functions that do them.
+//
+// Operands of all products are tiles of 1 KiB as everywhere in this library, in two arrangements ("panels" of 32 rows,
+// "blocks" of 32 outputs), either of them a whole matrix padded with zeros:
+//   rows     [panel][step of 32 inputs][32 rows][32 inputs]
+//   outputs  [block][step of 32 inputs][2 tiles][16 pairs of inputs][16 outputs][2]
+#pragma once
+
+#include <cstdint>
+
+#include "work.h"
+
+// bfloat16, `stride` values from row to row.
+struct TrainMatrix {
+    const uint16_t* values;
+    int64_t stride;
+    int32_t num_rows;
+    int32_t width;
+};
+
+// Logits of some rows, kept as exponentials e = exp(logit - a shift of the row's), and from them both gradients.
+struct TrainLoss {
+    TrainMatrix hidden;    // [num_rows][width]
+    TrainMatrix head;      // [num_outputs][width]
+    uint8_t* packed_head;  // outputs of head, then of its transpose in chunks: each padded to 32 in both dimensions
+    uint8_t* scratch;      // loss_bytes
+    int64_t num_law_tokens;
+    const int64_t* law_ids;  // [num_rows][num_law_tokens]
+    float* picked;           // out: e at law_ids
+    float* shifts;           // out: the logit of each row that e is relative to
+    float* sums;             // out: of each row's e
+    const float* pulls;      // in: what is taken from the probabilities at law_ids
+    const float* scales;     // in: factor of each row's gradient
+    uint16_t* hidden_grad;   // out: [num_rows][width]
+    float* head_grad;        // out: [num_outputs][width], written by the last piece
+    float* head_sums;        // sums so far, in tiles
+    int32_t is_first, is_last;
+};
+
+constexpr int PANEL = 32;
+constexpr int PANEL_STEP = 2 * TILE_BYTES;  // one step of a panel, or of a block
+constexpr int PANEL_VALUES = PANEL * PANEL;
+constexpr int CHUNK_STEPS = 16;  // of the sum over outputs: what is read again and again stays in the second cache
+constexpr int CHUNK_PANELS = 8;  // rows that share it
+constexpr int POWER_SKEW = 16;   // steps between panels, lest all their beginnings fall on the same sets of a cache
+
+static inline int panels_of(int64_t count) { return (int)((count + PANEL - 1) / PANEL); }
+
+// How a piece's scratch memory is divided, in bytes: exponentials, hidden rows, the same transposed, sums and
+// shifts of rows, and what each thread has of its own (partial sums of hidden gradients, or operand outputs).
+struct LossLayout {
+    int steps, blocks, panels;
+    int64_t power_stride, rows, columns, state, own, own_bytes;
+
+    LossLayout(int64_t num_rows, int64_t width, int64_t num_outputs)
+        : steps(panels_of(width)), blocks(panels_of(num_outputs)), panels(panels_of(num_rows)),
+          power_stride((int64_t)(blocks + POWER_SKEW) * PANEL_STEP) {
+        const int64_t hidden_bytes = (int64_t)panels * steps * PANEL_STEP;
+        rows = panels * power_stride;
+        columns = rows + hidden_bytes;
+        state = columns + hidden_bytes;
+        own = state + (int64_t)panels * PANEL * 17 * 4;
+        const int64_t sums = (int64_t)CHUNK_PANELS * steps * PANEL_VALUES * 4, outputs = (int64_t)panels * PANEL_STEP;
+        own_bytes = sums > outputs ? sums : outputs;
+    }
+};
+
+struct TrainKernels {
+    void (*pack_head)(const TrainLoss&, int thread, int num_threads, Barrier*);
+    void (*loss_logits)(const TrainLoss&, int thread, int num_threads, Barrier*);
+    void (*loss_gradients)(const TrainLoss&, int thread, int num_threads, Barrier*);
+};

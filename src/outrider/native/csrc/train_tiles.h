@@ -1,0 +1,154 @@
+// Operand tiles made of matrices that lie row by row, and the product of a panel of 32 rows with a block of 32 outputs.
+#pragma once
+
+#include "product.h"
+#include "rows.h"
+#include "train.h"
+
+namespace {
+
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+
+// 32 values of a row from column `first` on, zeros past its end.
+INLINE void take_32(const TrainMatrix& m, int row, int first, uint16_t* to) {
+    const int count = row < m.num_rows ? smaller(m.width - first, PANEL) : 0;
+    if (count == PANEL) {
+        __builtin_memcpy(to, m.values + row * m.stride + first, 2 * PANEL);
+        return;
+    }
+    __builtin_memset(to, 0, 2 * PANEL);
+    if (count > 0) __builtin_memcpy(to, m.values + row * m.stride + first, 2 * count);
+}
+
+// A tile whose rows and columns of 32-bit words change places.
+#if defined(__AVX512F__)
+INLINE void transpose_tile(const void* from, int64_t stride, void* to) {
+    __m512i x[16], y[16];
+    for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_si512((const uint8_t*)from + i * stride);
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    // x[4 i + c]: rows 4 i .. 4 i + 3 of columns c, c + 4, c + 8, c + 12, in quarters.
+    for (int c = 0; c < 4; c++) {
+        const __m512i low = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88), high = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+        const __m512i low2 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd), high2 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+        y[c] = _mm512_shuffle_i32x4(low, high, 0x88);
+        y[c + 8] = _mm512_shuffle_i32x4(low, high, 0xdd);
+        y[c + 4] = _mm512_shuffle_i32x4(low2, high2, 0x88);
+        y[c + 12] = _mm512_shuffle_i32x4(low2, high2, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512((uint8_t*)to + i * 64, y[i]);
+}
+#else
+INLINE void transpose_tile(const void* from, int64_t stride, void* to) {
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++)
+            __builtin_memcpy((uint8_t*)to + j * 64 + i * 4, (const uint8_t*)from + i * stride + j * 4, 4);
+}
+#endif
+
+// Two rows of 32 values made into pairs, one row's value beside the other's: columns 0 .. 15 in `to`, the others a tile on.
+INLINE void pair_rows(const uint16_t* even, const uint16_t* odd, uint8_t* to) {
+    for (int half = 0; half < 2; half++) {
+        H16 low, high;
+        __builtin_memcpy(&low, even + half * LANES, sizeof low);
+        __builtin_memcpy(&high, odd + half * LANES, sizeof high);
+        const U16 words = __builtin_convertvector(low, U16) | (__builtin_convertvector(high, U16) << 16);
+        __builtin_memcpy(to + half * TILE_BYTES, &words, sizeof words);
+    }
+}
+
+// "rows" of one panel and step.
+void pack_rows(const TrainMatrix& m, int panel, int step, uint8_t* to) {
+    for (int i = 0; i < PANEL; i++) take_32(m, panel * PANEL + i, step * PANEL, (uint16_t*)(to + i * STEP_BYTES));
+}
+
+// "outputs" of one block and step, the matrix' rows being outputs.
+void pack_outputs(const TrainMatrix& m, int block, int step, uint8_t* to) {
+    uint16_t rows[PANEL_VALUES];
+    pack_rows(m, block, step, (uint8_t*)rows);
+    transpose_tile(rows, STEP_BYTES, to);
+    transpose_tile(rows + PANEL_VALUES / 2, STEP_BYTES, to + TILE_BYTES);
+}
+
+// "outputs" of one block and step of the transpose: the matrix' columns are outputs, its rows inputs.
+void pack_columns(const TrainMatrix& m, int block, int step, uint8_t* to) {
+    for (int pair = 0; pair < LANES; pair++) {
+        uint16_t rows[2 * PANEL];
+        take_32(m, step * PANEL + 2 * pair, block * PANEL, rows);
+        take_32(m, step * PANEL + 2 * pair + 1, block * PANEL, rows + PANEL);
+        pair_rows(rows, rows + PANEL, to + pair * STEP_BYTES);
+    }
+}
+
+// "rows" of one panel and step of the transpose.
+void pack_transposed(const TrainMatrix& m, int panel, int step, uint8_t* to) {
+    alignas(64) uint8_t tiles[PANEL_STEP];
+    pack_columns(m, panel, step, tiles);
+    transpose_tile(tiles, STEP_BYTES, to);
+    transpose_tile(tiles + TILE_BYTES, STEP_BYTES, to + TILE_BYTES);
+}
+
+// Memory that is wanted soon, fetched into the second cache a few lines a step while a product runs.
+struct Ahead {
+    const uint8_t *next, *end;
+
+    Ahead(const void* from, int64_t num_bytes) : next((const uint8_t*)from), end(next + num_bytes) {}
+    INLINE void fetch(int num_lines) {
+        for (int i = 0; i < num_lines && next < end; i++, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+};
+
+// c = a x b, or c += a x b: a panel's rows with a block's outputs over `num_steps` steps. c: [32][32].
+#if defined(__AMX_BF16__)
+template <bool ADDS>
+void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, float* c, Ahead& ahead, int num_lines) {
+    // To the compiler a tile load reads nothing: what was written for it must be in memory by now.
+    __asm__ volatile("" : : : "memory");
+    const int64_t stride = PANEL * sizeof(float);
+    float *right = c + LANES, *low = c + PANEL_VALUES / 2, *low_right = low + LANES;
+    if (ADDS) {
+        _tile_loadd(0, c, stride);
+        _tile_loadd(1, right, stride);
+        _tile_loadd(2, low, stride);
+        _tile_loadd(3, low_right, stride);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int s = 0; s < num_steps; s++, a += PANEL_STEP, b += PANEL_STEP) {
+        _tile_loadd(4, a, STEP_BYTES);
+        _tile_loadd(6, b, STEP_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + TILE_BYTES, STEP_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + TILE_BYTES, STEP_BYTES);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        ahead.fetch(num_lines);
+    }
+    _tile_stored(0, c, stride);
+    _tile_stored(1, right, stride);
+    _tile_stored(2, low, stride);
+    _tile_stored(3, low_right, stride);
+}
+#else
+template <bool ADDS>
+void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, float* c, Ahead&, int) {
+    float sums[PANEL_VALUES];
+    Product p{a, PANEL_STEP, b, PANEL_STEP, TILE_BYTES, num_steps, PANEL, ADDS ? sums : c, PANEL};
+    product_bf16(p);
+    if (ADDS)
+        for (int i = 0; i < PANEL_VALUES; i += LANES) store(c + i, load(c + i) + load(sums + i));
+}
+#endif
+
+}  // namespace

@@ -1,0 +1,148 @@
+"""Training's kernels: losses over a draft vocabulary and attention of unroll steps, in bfloat16 on the CPU.
+
+They run where products have an instruction of their own for whole tiles (AMX); elsewhere PyTorch's are as good, and
+:func:`training_kernels` gives None. A set of kernels that ``OUTRIDER_NATIVE`` asks for by name is taken at its word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from outrider.native.library import Context, Unavailable, library, open_context, requested_kernels
+
+__all__ = ["LossKernels", "training_kernels"]
+
+_TINY = 1e-38
+_PACK, _LOGITS, _GRADIENTS = range(3)
+
+
+class CTrainMatrix(Structure):
+    """``TrainMatrix``."""
+
+    _fields_ = [("values", c_void_p), ("stride", c_int64), ("num_rows", c_int32), ("width", c_int32)]
+
+    @staticmethod
+    def of(x: Tensor) -> CTrainMatrix:
+        """A bfloat16 matrix whose rows are contiguous."""
+        assert x.dtype == torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1
+        return CTrainMatrix(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1])
+
+
+class CTrainLoss(Structure):
+    """``TrainLoss``."""
+
+    _fields_ = [
+        ("hidden", CTrainMatrix),
+        ("head", CTrainMatrix),
+        ("packed_head", c_void_p),
+        ("scratch", c_void_p),
+        ("num_law_tokens", c_int64),
+        ("law_ids", c_void_p),
+        ("picked", c_void_p),
+        ("shifts", c_void_p),
+        ("sums", c_void_p),
+        ("pulls", c_void_p),
+        ("scales", c_void_p),
+        ("hidden_grad", c_void_p),
+        ("head_grad", c_void_p),
+        ("head_sums", c_void_p),
+        ("is_first", c_int32),
+        ("is_last", c_int32),
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _declared() -> ctypes.CDLL:
+    lib = library()
+    lib.outrider_loss_bytes.argtypes, lib.outrider_loss_bytes.restype = [c_int64, c_int64, c_int64, c_int32], c_int64
+    lib.outrider_loss.argtypes, lib.outrider_loss.restype = [c_void_p, c_int32, POINTER(CTrainLoss)], None
+    return lib
+
+
+def training_kernels() -> Context | None:
+    """The context that training runs on, of as many threads as PyTorch's; None where PyTorch's products are as good."""
+    asked = requested_kernels()
+    try:
+        return _context("amx" if asked == "auto" else asked, torch.get_num_threads())
+    except Unavailable:
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _context(kernels: str, num_threads: int) -> Context:
+    return open_context(kernels, num_threads)
+
+
+_scratch: dict[str, Tensor] = {}
+
+
+def _scratch_bytes(name: str, num_bytes: int) -> Tensor:
+    """Memory that is kept from call to call, for one thread's use."""
+    if name not in _scratch or len(_scratch[name]) < num_bytes:
+        _scratch[name] = torch.empty(num_bytes, dtype=torch.uint8)
+    return _scratch[name]
+
+
+class LossKernels:
+    """Logits of a head, and the gradients of losses whose slope is ``scale (q - pull)`` with few pulls a row.
+
+    Rows come in pieces: :meth:`logits`, then :meth:`gradients` of the same piece.
+
+    Args:
+        context: threads and instruction set.
+        head_UD: bfloat16.
+    """
+
+    def __init__(self, context: Context, head_UD: Tensor) -> None:
+        self._context, self._lib = context, _declared()
+        self._head, self._num_padded = head_UD, -(-head_UD.shape[0] // 32) * -(-head_UD.shape[1] // 32) * 1024
+        self._packed = _scratch_bytes("head", 2 * 2 * self._num_padded)
+        self._sums = _scratch_bytes("sums", 4 * self._num_padded)
+        self._job = CTrainLoss(head=CTrainMatrix.of(head_UD), packed_head=self._packed.data_ptr())
+        self._job.head_sums, self._job.is_first = self._sums.data_ptr(), 1
+        self._run(_PACK)
+
+    def _run(self, part: int) -> None:
+        self._lib.outrider_loss(self._context.handle, part, ctypes.byref(self._job))
+
+    def logits(self, hidden_RD: Tensor, law_ids_RK: Tensor) -> tuple[Tensor, Tensor]:
+        """The piece's logits at ``law_ids``, float32 ``[R, K]``, and the logarithm of all its exponentials' sum, ``[R]``.
+
+        Logits more than 87 below the row's largest have no exponential in float32 and come out as about that.
+        """
+        (num_rows, width), job = hidden_RD.shape, self._job
+        num_threads = self._context.num_threads
+        scratch = _scratch_bytes("loss", self._lib.outrider_loss_bytes(num_rows, width, job.head.num_rows, num_threads))
+        picked_RK, both_2R = torch.empty(law_ids_RK.shape), torch.empty(2, num_rows)
+        job.hidden, job.scratch, self._piece = (
+            CTrainMatrix.of(hidden_RD),
+            scratch.data_ptr(),
+            (hidden_RD, law_ids_RK, both_2R),
+        )
+        job.law_ids, job.num_law_tokens = law_ids_RK.data_ptr(), law_ids_RK.shape[1]
+        job.picked, job.shifts, job.sums = picked_RK.data_ptr(), both_2R[0].data_ptr(), both_2R[1].data_ptr()
+        self._run(_LOGITS)
+        shifts_R, sums_R = both_2R
+        return picked_RK.clamp_min_(_TINY).log_() + shifts_R.unsqueeze(1), shifts_R + sums_R.log()
+
+    def gradients(
+        self, pulls_RK: Tensor, scales_R: Tensor, hidden_grad_RD: Tensor, head_grad_UD: Tensor | None
+    ) -> None:
+        """Write the piece's gradient by its hidden rows, and add to that of the head.
+
+        Args:
+            pulls_RK: what is taken from the head's law at the piece's ``law_ids``, float32.
+            scales_R: factor of each row, float32.
+            hidden_grad_RD: written.
+            head_grad_UD: float32; given with the last piece, and then written.
+        """
+        job = self._job
+        job.pulls, job.scales, job.hidden_grad = pulls_RK.data_ptr(), scales_R.data_ptr(), hidden_grad_RD.data_ptr()
+        job.is_last, job.head_grad = head_grad_UD is not None, 0 if head_grad_UD is None else head_grad_UD.data_ptr()
+        self._run(_GRADIENTS)
+        job.is_first = 0
