@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from outrider.native.library import Context, Unavailable, library, open_context, requested_kernels
 
-__all__ = ["LossKernels", "training_kernels"]
+__all__ = ["AttentionKernels", "LossKernels", "fits_attention", "training_kernels"]
 
 _TINY = 1e-38
 _PACK, _LOGITS, _GRADIENTS = range(3)
@@ -56,11 +57,67 @@ class CTrainLoss(Structure):
     ]
 
 
+class CTrainSegment(Structure):
+    """``TrainSegment``."""
+
+    _fields_ = [("first_key", c_int32), ("num_keys", c_int32), ("first_query", c_int32), ("num_queries", c_int32)]
+
+
+class CTrainHeads(Structure):
+    """``TrainHeads``."""
+
+    _fields_ = [("values", c_void_p), ("stride", c_int64)]
+
+    @staticmethod
+    def of(x_RHC: Tensor) -> CTrainHeads:
+        """Bfloat16 rows, each contiguous."""
+        assert x_RHC.dtype == torch.bfloat16 and x_RHC.stride()[1:] == (x_RHC.shape[2], 1)
+        return CTrainHeads(x_RHC.data_ptr(), x_RHC.stride(0))
+
+
+_MOST_OWN, _MOST_MEMBERS, _MOST_WIDTH = 16, 16, 256
+
+
+class CTrainAttention(Structure):
+    """``TrainAttention``."""
+
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_width", c_int32),
+        ("num_own", c_int32),
+        ("scale", c_float),
+        ("num_segments", c_int32),
+        ("segments", c_void_p),
+        ("indexes", c_void_p),
+        ("num_queries", c_int64),
+        ("queries", CTrainHeads),
+        ("keys", CTrainHeads),
+        ("values", CTrainHeads),
+        ("own_keys", CTrainHeads * _MOST_OWN),
+        ("own_values", CTrainHeads * _MOST_OWN),
+        ("out", CTrainHeads),
+        ("log_sums", c_void_p),
+        ("slopes", CTrainHeads),
+        ("query_grad", CTrainHeads),
+        ("key_grad", CTrainHeads),
+        ("value_grad", CTrainHeads),
+        ("own_key_grads", CTrainHeads * _MOST_OWN),
+        ("own_value_grads", CTrainHeads * _MOST_OWN),
+        ("scratch", c_void_p),
+        ("thread_bytes", c_int64),
+        ("next_unit", c_int32),
+    ]
+
+
 @functools.lru_cache(maxsize=1)
 def _declared() -> ctypes.CDLL:
     lib = library()
     lib.outrider_loss_bytes.argtypes, lib.outrider_loss_bytes.restype = [c_int64, c_int64, c_int64, c_int32], c_int64
     lib.outrider_loss.argtypes, lib.outrider_loss.restype = [c_void_p, c_int32, POINTER(CTrainLoss)], None
+    lib.outrider_attention_bytes.argtypes, lib.outrider_attention_bytes.restype = [POINTER(CTrainAttention)], c_int64
+    lib.outrider_attention.argtypes = [c_void_p, c_int32, POINTER(CTrainAttention)]
+    lib.outrider_attention.restype = None
     return lib
 
 
@@ -146,3 +203,79 @@ class LossKernels:
         job.is_last, job.head_grad = head_grad_UD is not None, 0 if head_grad_UD is None else head_grad_UD.data_ptr()
         self._run(_GRADIENTS)
         job.is_first = 0
+
+
+def fits_attention(queries_QHC: Tensor, num_kv_heads: int, num_own: int) -> bool:
+    """True if the attention kernels can take it: bfloat16 on the CPU, and not more of anything than they have room for."""
+    on_cpu = queries_QHC.device.type == "cpu" and queries_QHC.dtype == torch.bfloat16
+    members, width = queries_QHC.shape[1] // num_kv_heads, queries_QHC.shape[2]
+    return on_cpu and num_own <= _MOST_OWN and members <= _MOST_MEMBERS and width <= _MOST_WIDTH
+
+
+class AttentionKernels:
+    """Attention of one unroll step over packed texts.
+
+    Args:
+        context: threads and instruction set.
+        segments_T4: of each text its first key, number of keys, first query, number of queries; int32.
+        indexes_Q: of each text's queries, one text behind the other, in their text; int32.
+    """
+
+    def __init__(self, context: Context, segments_T4: Tensor, indexes_Q: Tensor) -> None:
+        self._context, self._lib = context, _declared()
+        # Those that take longest first, so that threads end at about the same time.
+        order = (segments_T4[:, 1].long() * segments_T4[:, 3]).argsort(descending=True, stable=True)
+        self._segments_T4, self._indexes_Q = segments_T4[order].contiguous(), indexes_Q
+
+    def forward(
+        self, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, own: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What :func:`outrider.train.functions.unrolled_attention` returns, and the logarithms of all sums, ``[H, Q]``."""
+        job = self._job(queries_QHC, keys_RGC, values_RGC, own)
+        out_QHC, log_sums_HQ = self._blank(queries_QHC), torch.empty(queries_QHC.shape[1], queries_QHC.shape[0])
+        job.out, job.log_sums = CTrainHeads.of(out_QHC), log_sums_HQ.data_ptr()
+        self._run(job, is_backward=False)
+        return out_QHC, log_sums_HQ
+
+    def backward(
+        self,
+        slopes_QHC: Tensor,
+        forward: tuple[Tensor, Tensor],
+        inputs: tuple[Tensor, Tensor, Tensor],
+        own: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Gradients by queries, keys, values and each of ``own``, from what ``forward`` took and returned."""
+        out_QHC, log_sums_HQ = forward
+        queries_QHC, keys_RGC, values_RGC = inputs
+        job = self._job(queries_QHC, keys_RGC, values_RGC, own)
+        grads = [self._blank(queries_QHC), torch.zeros_like(keys_RGC), torch.zeros_like(values_RGC)]
+        grads = [x.contiguous() for x in grads] + [self._blank(x) for x in own]
+        job.out, job.log_sums, job.slopes = CTrainHeads.of(out_QHC), log_sums_HQ.data_ptr(), CTrainHeads.of(slopes_QHC)
+        job.query_grad, job.key_grad, job.value_grad = (CTrainHeads.of(x) for x in grads[:3])
+        for index, grad in enumerate(grads[3:]):
+            (job.own_value_grads if index % 2 else job.own_key_grads)[index // 2] = CTrainHeads.of(grad)
+        self._run(job, is_backward=True)
+        return grads
+
+    def _job(self, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, own: Sequence[Tensor]) -> CTrainAttention:
+        job = CTrainAttention()
+        (job.num_queries, job.num_heads, job.head_width), job.num_kv_heads = queries_QHC.shape, keys_RGC.shape[1]
+        job.scale, job.num_own = job.head_width**-0.5, len(own) // 2
+        job.num_segments, job.segments = len(self._segments_T4), self._segments_T4.data_ptr()
+        job.indexes = self._indexes_Q.data_ptr()
+        job.queries, job.keys, job.values = (CTrainHeads.of(x) for x in (queries_QHC, keys_RGC, values_RGC))
+        for index, x in enumerate(own):
+            (job.own_values if index % 2 else job.own_keys)[index // 2] = CTrainHeads.of(x)
+        return job
+
+    def _blank(self, like_QHC: Tensor) -> Tensor:
+        """Contiguous, zeros where there are queries of no text."""
+        out = torch.empty(like_QHC.shape, dtype=like_QHC.dtype)
+        out[len(self._indexes_Q) :].zero_()
+        return out
+
+    def _run(self, job: CTrainAttention, *, is_backward: bool) -> None:
+        job.thread_bytes = self._lib.outrider_attention_bytes(ctypes.byref(job))
+        scratch = _scratch_bytes("attention", job.thread_bytes * self._context.num_threads)
+        job.scratch = scratch.data_ptr()
+        self._lib.outrider_attention(self._context.handle, is_backward, ctypes.byref(job))

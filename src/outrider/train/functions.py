@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.native.training import AttentionKernels, fits_attention, training_kernels
+
 __all__ = ["AttentionPlan", "PlanSegment", "padded", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
 
 QUERY_PAD, KEY_PAD, OWN_PAD = 32, 64, 8
@@ -121,11 +123,14 @@ class PlanSegment:
 class AttentionPlan:
     """Which query sees which step-0 key, text by text. Made once a batch, used by every layer and unroll step.
 
+    ``kernels`` are the native form of it, None where there is none.
+
     Texts are padded to few different sizes. The library behind matrix products prepares each shape that it has not seen,
     which takes several times as long as the product itself.
     """
 
     segments: tuple[PlanSegment, ...]
+    kernels: AttentionKernels | None
 
     @staticmethod
     def build(texts: Sequence[tuple[int, Sequence[int]]], *, dtype: torch.dtype = torch.bfloat16) -> AttentionPlan:
@@ -147,7 +152,15 @@ class AttentionPlan:
             )
             first_key += num_keys
             first_query += len(indexes)
-        return AttentionPlan(segments=tuple(segments))
+        context = training_kernels() if dtype == torch.bfloat16 else None
+        if context is None:
+            return AttentionPlan(segments=tuple(segments), kernels=None)
+        sizes = torch.tensor(
+            [(x.first_key, x.past_key - x.first_key, x.first_query, x.past_query - x.first_query) for x in segments],
+            dtype=torch.int32,
+        )
+        at = torch.tensor([index for _, indexes in texts for index in indexes], dtype=torch.int32)
+        return AttentionPlan(segments=tuple(segments), kernels=AttentionKernels(context, sizes, at))
 
 
 def unrolled_attention(
@@ -165,8 +178,34 @@ def unrolled_attention(
         ``[Q, H, C]``.
     """
     flat = [tensor for pair in own for tensor in pair]
-    out: Tensor = _UnrolledAttention.apply(plan, queries_QHC, *step0, *flat)  # type: ignore[no-untyped-call]
+    kernels = plan.kernels if fits_attention(queries_QHC, step0[0].shape[1], len(own)) else None
+    form, arguments = (_UnrolledAttention, plan) if kernels is None else (_NativeAttention, kernels)
+    out: Tensor = form.apply(arguments, queries_QHC, *step0, *flat)  # type: ignore[no-untyped-call]
     return out
+
+
+class _NativeAttention(torch.autograd.Function):
+    """The same in native kernels, which keep a logarithm of each query and head, and make the shares anew."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: AttentionKernels, *inputs: Tensor) -> Tensor:
+        queries_QHC, keys_RGC, values_RGC, *own = (_dense_rows(x) for x in inputs)
+        out_QHC, log_sums_HQ = kernels.forward(queries_QHC, keys_RGC, values_RGC, own)
+        ctx.kernels = kernels
+        ctx.save_for_backward(out_QHC, log_sums_HQ, queries_QHC, keys_RGC, values_RGC, *own)
+        return out_QHC
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        out_QHC, log_sums_HQ, queries_QHC, keys_RGC, values_RGC, *own = ctx.saved_tensors
+        kernels: AttentionKernels = ctx.kernels
+        inputs = queries_QHC, keys_RGC, values_RGC
+        return None, *kernels.backward(_dense_rows(slopes[0]), (out_QHC, log_sums_HQ), inputs, own)
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """Itself if each row lies in one piece, else a copy."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 class _UnrolledAttention(torch.autograd.Function):

@@ -65,8 +65,76 @@ struct LossLayout {
     }
 };
 
+// One packed text of a batch.
+struct TrainSegment {
+    int32_t first_key, num_keys;
+    int32_t first_query, num_queries;
+};
+
+// bfloat16 [rows][heads][head width], `stride` values from row to row.
+struct TrainHeads {
+    uint16_t* values;
+    int64_t stride;
+};
+
+constexpr int MOST_OWN = 16;      // later keys and values that a query has of its own
+constexpr int MOST_MEMBERS = 16;  // query heads of a kv head
+constexpr int MOST_WIDTH = 256;   // of a head
+
+// Attention of an unroll step: each query sees the keys of its text up to its own index, and keys of its own.
+struct TrainAttention {
+    int32_t num_heads, num_kv_heads, head_width, num_own;
+    float scale;  // of scores
+    int32_t num_segments;
+    const TrainSegment* segments;  // those that take longest first
+    const int32_t* indexes;        // of each query in its text
+    int64_t num_queries;           // all, as log_sums counts them
+    TrainHeads queries, keys, values, own_keys[MOST_OWN], own_values[MOST_OWN];
+    TrainHeads out;
+    float* log_sums;  // [num_heads][num_queries], to base 2: written by the forward pass, read by the backward pass
+    TrainHeads slopes, query_grad, key_grad, value_grad, own_key_grads[MOST_OWN], own_value_grads[MOST_OWN];
+    uint8_t* scratch;  // attention_bytes
+    int64_t thread_bytes;
+    int32_t next_unit;  // work that no thread has taken yet
+};
+
+constexpr int QUERY_PANELS = 2;  // of each query head, that the backward pass takes at a time
+
+// How one thread's scratch memory is divided, for the longest text, in bytes.
+struct AttentionLayout {
+    int steps, most_blocks, members, rows;  // `rows`: panels that the backward pass takes at a time
+    int64_t keys, values, key_columns, queries, slopes, turned_queries, turned_slopes, scores, weights, slope_rows, pairs, key_sums,
+        value_sums, mixed, end;
+
+    explicit AttentionLayout(const TrainAttention& job)
+        : steps(panels_of(job.head_width)), most_blocks(0), members(job.num_heads / job.num_kv_heads), rows(QUERY_PANELS * members) {
+        for (int i = 0; i < job.num_segments; i++)
+            if (panels_of(job.segments[i].num_keys) > most_blocks) most_blocks = panels_of(job.segments[i].num_keys);
+        int64_t at = 0;
+        const auto take = [&at](int64_t num_tiles) { return (at += num_tiles * PANEL_STEP) - num_tiles * PANEL_STEP; };
+        const int64_t side = (int64_t)most_blocks * steps, panel = (int64_t)rows * steps;
+        keys = take(side);
+        values = take(side);
+        key_columns = take(side);
+        queries = take(panel);
+        slopes = take(panel);
+        turned_queries = take(panel);
+        turned_slopes = take(panel);
+        scores = take(2 * (most_blocks > 2 ? most_blocks : 2));
+        weights = take(most_blocks);
+        slope_rows = take((int64_t)rows * most_blocks);
+        pairs = take(2 * rows);
+        key_sums = take(2 * side);
+        value_sums = take(2 * side);
+        mixed = take((int64_t)2 * members * steps);
+        end = at;
+    }
+};
+
 struct TrainKernels {
     void (*pack_head)(const TrainLoss&, int thread, int num_threads, Barrier*);
     void (*loss_logits)(const TrainLoss&, int thread, int num_threads, Barrier*);
     void (*loss_gradients)(const TrainLoss&, int thread, int num_threads, Barrier*);
+    void (*attend)(TrainAttention&, int thread);
+    void (*attend_back)(TrainAttention&, int thread);
 };

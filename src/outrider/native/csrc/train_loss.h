@@ -11,7 +11,6 @@
 
 namespace {
 
-constexpr float NOTHING = -1e30f;     // logit of an output of the padding
 constexpr float MOST_POWER = 120.0f;  // of two
 constexpr float MOST_SUM = 1e30f;     // of a row's exponentials before they are made anew
 
@@ -50,8 +49,8 @@ void put_powers(const float* c, int num_outputs, const float* shifts, uint8_t* t
         const F16 shift = splat(-LOG2_E * shifts[r]);
         F16 low = multiply_add(load(c), splat(LOG2_E), shift), high = multiply_add(load(c + LANES), splat(LOG2_E), shift);
         if (num_outputs < PANEL) {
-            low = select(lanes() < num_outputs, low, splat(NOTHING));
-            high = select(lanes() < num_outputs - LANES, high, splat(NOTHING));
+            low = select(lanes() < num_outputs, low, splat(HIDDEN));
+            high = select(lanes() < num_outputs - LANES, high, splat(HIDDEN));
         }
         // In this order a NaN stays one.
         low = power_of_two(minimum(splat(MOST_POWER), low));
@@ -72,20 +71,6 @@ void raise_shifts(const float* c, int num_outputs, float* shifts) {
 // Where the exponential of a row and output lies in its panel.
 INLINE uint8_t* power_at(uint8_t* powers, int row, int64_t output) {
     return powers + output / PANEL * PANEL_STEP + row * STEP_BYTES + output % PANEL * 2;
-}
-
-INLINE float float_of(const uint8_t* bf16) {
-    uint16_t half;
-    __builtin_memcpy(&half, bf16, 2);
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE void set_bf16(uint8_t* to, float value) {
-    const uint16_t half = (uint16_t)to_bf16(splat(value))[0];
-    __builtin_memcpy(to, &half, 2);
 }
 
 // The exponentials of one panel anew, for which the shift must be each row's largest logit.
@@ -132,7 +117,7 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
         for (int step = 0; step < plan.steps; step++)
             pack_rows(job.hidden, panel, step, plan.hidden_of(panel) + step * PANEL_STEP);
         __builtin_memset(plan.sums_of(panel), 0, PANEL * LANES * sizeof(float));
-        for (int r = 0; r < PANEL; r++) plan.shifts_of(panel)[r] = NOTHING;
+        for (int r = 0; r < PANEL; r++) plan.shifts_of(panel)[r] = HIDDEN;
     }
     for (int block = 0; block < plan.blocks; block++) {
         Ahead ahead(plan.head_of(block + 1), block + 1 < plan.blocks ? plan.steps * PANEL_STEP : 0);
@@ -157,16 +142,6 @@ void pull_panel(const LossPlan& plan, int panel) {
             uint8_t* at = power_at(powers, r, job.law_ids[k]);
             set_bf16(at, float_of(at) - job.pulls[k] * job.sums[row]);
         }
-    }
-}
-
-// c[32 rows][32 columns] float32, each row by its factor, into bfloat16 rows; what lies beyond the matrix is dropped.
-void put_rows(const float* c, const float* factors, int num_rows, int num_columns, uint16_t* to, int64_t stride) {
-    for (int r = 0; r < num_rows; r++, c += PANEL, to += stride) {
-        uint16_t values[PANEL];
-        store_bf16(values, load(c) * factors[r]);
-        store_bf16(values + LANES, load(c + LANES) * factors[r]);
-        __builtin_memcpy(to, values, 2 * num_columns);
     }
 }
 
@@ -212,14 +187,12 @@ void scale_and_transpose(const LossPlan& plan, int panel) {
 
 // c[32 columns of the head][32 outputs] into rows of outputs.
 void put_head_grad(const TrainLoss& job, const float* c, int block, int step) {
-    float tiles[2][2][LANES * LANES];
-    for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 2; j++)
-            transpose_tile(c + i * LANES * PANEL + j * LANES, PANEL * sizeof(float), tiles[j][i]);
+    float turned[2][2][LANES * LANES];
+    turn_square(c, turned);
     const int width = smaller(PANEL, job.head.width - step * PANEL);
     for (int r = 0; r < smaller(PANEL, job.head.num_rows - block * PANEL); r++) {
         float row[PANEL];
-        for (int i = 0; i < 2; i++) store(row + i * LANES, load(tiles[r / LANES][i] + r % LANES * LANES));
+        for (int i = 0; i < 2; i++) store(row + i * LANES, load(turned[r / LANES][i] + r % LANES * LANES));
         __builtin_memcpy(job.head_grad + ((int64_t)block * PANEL + r) * job.head.width + step * PANEL, row, width * 4);
     }
 }

@@ -95,6 +95,39 @@ void pack_transposed(const TrainMatrix& m, int panel, int step, uint8_t* to) {
     transpose_tile(tiles + TILE_BYTES, STEP_BYTES, to + TILE_BYTES);
 }
 
+INLINE float float_of(const void* bf16) {
+    uint16_t half;
+    __builtin_memcpy(&half, bf16, 2);
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE void set_bf16(void* to, float value) {
+    const uint16_t half = (uint16_t)to_bf16(splat(value))[0];
+    __builtin_memcpy(to, &half, 2);
+}
+
+// c[32 rows][32 columns] float32, each row by its factor, into bfloat16 rows; what lies beyond the matrix is dropped.
+void put_rows(const float* c, const float* factors, int num_rows, int num_columns, uint16_t* to, int64_t stride) {
+    for (int r = 0; r < num_rows; r++, c += PANEL, to += stride) {
+        uint16_t values[PANEL];
+        store_bf16(values, load(c) * factors[r]);
+        store_bf16(values + LANES, load(c + LANES) * factors[r]);
+        __builtin_memcpy(to, values, 2 * num_columns);
+    }
+}
+
+// c[32][32] float32 with rows and columns changed: column half, row half, and in them 16 rows of 16.
+void turn_square(const float* c, float (*to)[2][LANES * LANES]) {
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            transpose_tile(c + i * LANES * PANEL + j * LANES, PANEL * sizeof(float), to[j][i]);
+}
+
+constexpr float HIDDEN = -1e30f;  // a logit or score that must not count
+
 // Memory that is wanted soon, fetched into the second cache a few lines a step while a product runs.
 struct Ahead {
     const uint8_t *next, *end;

@@ -5,18 +5,24 @@
 
 namespace {
 
-struct Call {
-    const Kernels& kernels;
-    void (*task)(const TrainLoss&, int, int, Barrier*);
-    const TrainLoss& job;
-    Pool& pool;
-};
-
-void run_loss(void* argument, int thread) {
-    const Call& call = *(const Call*)argument;
-    call.kernels.begin();
-    call.task(call.job, thread, call.pool.size(), call.pool.barrier());
-    call.kernels.end();
+// Runs task(kernels, thread, number of threads, their barrier) on all threads of a context.
+template <class Task>
+void run_training(OutriderContext& context, const Task& task) {
+    struct Call {
+        OutriderContext& context;
+        const Task& task;
+    } call{context, task};
+    const std::lock_guard<std::mutex> lock(turn_of(context));
+    pool_of(context).run(
+        [](void* argument, int thread) {
+            const Call& call = *(const Call*)argument;
+            const Kernels& kernels = kernels_of(call.context);
+            Pool& pool = pool_of(call.context);
+            kernels.begin();
+            call.task(kernels.train, thread, pool.size(), pool.barrier());
+            kernels.end();
+        },
+        &call);
 }
 
 }  // namespace
@@ -31,9 +37,18 @@ OUTRIDER_EXPORT int64_t outrider_loss_bytes(int64_t num_rows, int64_t width, int
 
 // One part of a loss: its head packed, the logits of a piece of rows, or that piece's gradients.
 OUTRIDER_EXPORT void outrider_loss(OutriderContext* context, int32_t part, const TrainLoss* job) {
-    const TrainKernels& train = kernels_of(*context).train;
-    Call call{kernels_of(*context), part == LOSS_PACK ? train.pack_head : part == LOSS_LOGITS ? train.loss_logits : train.loss_gradients,
-              *job, pool_of(*context)};
-    const std::lock_guard<std::mutex> lock(turn_of(*context));
-    call.pool.run(run_loss, &call);
+    run_training(*context, [&](const TrainKernels& train, int thread, int num_threads, Barrier* barrier) {
+        const auto run = part == LOSS_PACK ? train.pack_head : part == LOSS_LOGITS ? train.loss_logits : train.loss_gradients;
+        run(*job, thread, num_threads, barrier);
+    });
+}
+
+// Bytes of scratch memory for one thread.
+OUTRIDER_EXPORT int64_t outrider_attention_bytes(const TrainAttention* job) { return AttentionLayout(*job).end; }
+
+OUTRIDER_EXPORT void outrider_attention(OutriderContext* context, int32_t is_backward, TrainAttention* job) {
+    job->next_unit = 0;
+    run_training(*context, [&](const TrainKernels& train, int thread, int, Barrier*) {
+        (is_backward ? train.attend_back : train.attend)(*job, thread);
+    });
 }
