@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.native.library import KERNELS, is_available, open_context
-from outrider.train import functions
-from outrider.train.functions import AttentionPlan, unrolled_attention
+from outrider.native.library import KERNELS, is_available
+from outrider.train.attention import AttentionPlan, unrolled_attention
+from tests.train.native_sets import use
 
 Texts = Sequence[tuple[int, Sequence[int]]]
 
@@ -29,12 +29,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name: str = request.param
     if not is_available(name):
         pytest.skip(f"this processor cannot run the {name} kernels")
-    use(name, 1, monkeypatch)
+    use(monkeypatch, name)
     return name
-
-
-def use(name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "training_kernels", lambda: open_context(name, num_threads))
 
 
 def problem(heads: int, groups: int, width: int, num_own: int) -> list[Tensor]:
@@ -70,7 +66,7 @@ def test_native_attention_is_the_plain_one(
     """Shares, slopes of scores and what comes out are rounded to bfloat16, at most 2^-9 each."""
     given = problem(*shape, num_own)
     found, wanted = run(given), run(given, torch.float64)
-    monkeypatch.setattr(functions, "training_kernels", lambda: None)
+    use(monkeypatch, None)
     plain = run(given)
     assert len(found) == len(wanted) == 4 + 2 * num_own
     for ours, theirs, right in zip(found, plain, wanted, strict=True):
@@ -100,7 +96,7 @@ def test_nobody_sees_later_keys_or_another_text(kernels: str) -> None:
 def test_same_bits_from_any_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem(6, 2, 64, 2)
     alone, again = run(given), run(given)
-    use(kernels, 2, monkeypatch)
+    use(monkeypatch, kernels, 2)
     for first, second, third in zip(alone, again, run(given), strict=True):
         assert torch.equal(first, second) and torch.equal(first, third)
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.native.library import KERNELS, is_available, open_context
+from outrider.native.library import KERNELS, is_available
 from outrider.train import losses
 from outrider.train.losses import LOSSES, LossName, dense_laws, lean_loss, row_losses
+from tests.train.native_sets import use
 
 Found = tuple[Tensor, Tensor, Tensor]
 
@@ -19,12 +20,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name: str = request.param
     if not is_available(name):
         pytest.skip(f"this processor cannot run the {name} kernels")
-    use(name, 1, monkeypatch)
+    use(monkeypatch, name)
     return name
-
-
-def use(name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "training_kernels", lambda: open_context(name, num_threads))
 
 
 def problem(num_rows: int, size: int, width: int, num_kept: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -74,7 +71,7 @@ def test_native_loss_is_the_eager_one(
     given = problem(*shape)
     found, wanted = run(*given, name), exact(*given, name)
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "training_kernels", lambda: None)
+        use(patch, None)
         plain = run(*given, name)
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=2**-8, atol=2**-8)
     for ours, theirs, right in zip(found[1:], plain[1:], wanted[1:], strict=True):
@@ -93,7 +90,7 @@ def test_pieces_add_up(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_same_bits_from_any_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem(300, 200, 50)
     alone, again = run(*given), run(*given)
-    use(kernels, 2, monkeypatch)
+    use(monkeypatch, kernels, 2)
     for first, second, third in zip(alone, again, run(*given), strict=True):
         assert torch.equal(first, second) and torch.equal(first, third)
 

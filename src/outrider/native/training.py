@@ -16,7 +16,14 @@ from torch import Tensor
 
 from outrider.native.library import Context, Unavailable, library, open_context, requested_kernels
 
-__all__ = ["AttentionKernels", "LossKernels", "fits_attention", "training_kernels"]
+__all__ = [
+    "AttentionKernels",
+    "CTrainMatrix",
+    "LossKernels",
+    "fits_attention",
+    "scratch_bytes",
+    "training_kernels",
+]
 
 _TINY = 1e-38
 _PACK, _LOGITS, _GRADIENTS = range(3)
@@ -138,7 +145,7 @@ def _context(kernels: str, num_threads: int) -> Context:
 _scratch: dict[str, Tensor] = {}
 
 
-def _scratch_bytes(name: str, num_bytes: int) -> Tensor:
+def scratch_bytes(name: str, num_bytes: int) -> Tensor:
     """Memory that is kept from call to call, for one thread's use."""
     if name not in _scratch or len(_scratch[name]) < num_bytes:
         _scratch[name] = torch.empty(num_bytes, dtype=torch.uint8)
@@ -158,8 +165,8 @@ class LossKernels:
     def __init__(self, context: Context, head_UD: Tensor) -> None:
         self._context, self._lib = context, _declared()
         self._head, self._num_padded = head_UD, -(-head_UD.shape[0] // 32) * -(-head_UD.shape[1] // 32) * 1024
-        self._packed = _scratch_bytes("head", 2 * 2 * self._num_padded)
-        self._sums = _scratch_bytes("sums", 4 * self._num_padded)
+        self._packed = scratch_bytes("head", 2 * 2 * self._num_padded)
+        self._sums = scratch_bytes("sums", 4 * self._num_padded)
         self._job = CTrainLoss(head=CTrainMatrix.of(head_UD), packed_head=self._packed.data_ptr())
         self._job.head_sums, self._job.is_first = self._sums.data_ptr(), 1
         self._run(_PACK)
@@ -174,7 +181,7 @@ class LossKernels:
         """
         (num_rows, width), job = hidden_RD.shape, self._job
         num_threads = self._context.num_threads
-        scratch = _scratch_bytes("loss", self._lib.outrider_loss_bytes(num_rows, width, job.head.num_rows, num_threads))
+        scratch = scratch_bytes("loss", self._lib.outrider_loss_bytes(num_rows, width, job.head.num_rows, num_threads))
         picked_RK, both_2R = torch.empty(law_ids_RK.shape), torch.empty(2, num_rows)
         job.hidden, job.scratch, self._piece = (
             CTrainMatrix.of(hidden_RD),
@@ -230,7 +237,7 @@ class AttentionKernels:
     def forward(
         self, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, own: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What :func:`outrider.train.functions.unrolled_attention` returns, and the logarithms of all sums, ``[H, Q]``."""
+        """What :func:`outrider.train.attention.unrolled_attention` returns, and the logarithms of all sums, ``[H, Q]``."""
         job = self._job(queries_QHC, keys_RGC, values_RGC, own)
         out_QHC, log_sums_HQ = self._blank(queries_QHC), torch.empty(queries_QHC.shape[1], queries_QHC.shape[0])
         job.out, job.log_sums = CTrainHeads.of(out_QHC), log_sums_HQ.data_ptr()
@@ -276,6 +283,6 @@ class AttentionKernels:
 
     def _run(self, job: CTrainAttention, *, is_backward: bool) -> None:
         job.thread_bytes = self._lib.outrider_attention_bytes(ctypes.byref(job))
-        scratch = _scratch_bytes("attention", job.thread_bytes * self._context.num_threads)
+        scratch = scratch_bytes("attention", job.thread_bytes * self._context.num_threads)
         job.scratch = scratch.data_ptr()
         self._lib.outrider_attention(self._context.handle, is_backward, ctypes.byref(job))

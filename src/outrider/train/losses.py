@@ -182,7 +182,8 @@ def _by_kernels(
         said_RK = (picked_RK - log_sum_R.unsqueeze(1)).exp()
         losses_R[rows], scales_R, pulls_RK = _row_slopes(picked_RK, said_RK, log_sum_R, law_RK[rows], name)
         is_last = rows.stop >= num_rows
-        loss.gradients(pulls_RK, scales_R * weights_R[rows], hidden_grad_RD[rows], head_grad_UD if is_last else None)
+        factors_R = (scales_R * weights_R[rows]).float()
+        loss.gradients(pulls_RK, factors_R, hidden_grad_RD[rows], head_grad_UD if is_last else None)
     return losses_R, hidden_grad_RD, head_grad_UD
 
 

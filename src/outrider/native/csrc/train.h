@@ -131,10 +131,54 @@ struct AttentionLayout {
     }
 };
 
+enum { ROWS_NORM, ROWS_NORM_BACK, ROWS_GATE, ROWS_GATE_BACK, ROWS_ROTATE, ROWS_ROTATE_BACK };
+
+// Rows that are handled one by one; what a kind does not need is null.
+struct TrainRows {
+    TrainMatrix x, slopes;
+    uint16_t* out;  // or the gradient by x; its rows are contiguous
+    const float* weight;
+    float eps;
+    int32_t head_width;
+    float* scales;       // of each row of a norm
+    float* weight_sums;  // scratch: [panels of rows][width]
+    float* weight_grad;
+    const uint16_t *cos, *sin;  // [rows][head_width]
+};
+
+// The gradient [slopes.width][inputs.width] of a matrix by which rows are multiplied.
+struct TrainWeight {
+    TrainMatrix slopes, inputs;
+    uint16_t* grad;
+    uint8_t* scratch;   // WeightLayout
+    int32_t is_turned;  // the inputs are the narrower
+};
+
+constexpr int WEIGHT_STEPS = 40;  // of 32 rows, whose operands stay in the second cache
+constexpr int WEIGHT_PANELS = 9;  // of the narrower side, likewise
+constexpr int WEIGHT_BLOCKS = 4;  // of the wider side, packed together
+
+// The narrower side in tiles, sums of all squares if there are more rows than one chunk, each thread's blocks of the wider.
+struct WeightLayout {
+    int steps, chunks, panels, blocks;
+    int64_t sums, outputs;
+
+    explicit WeightLayout(const TrainWeight& job)
+        : steps(panels_of(job.inputs.num_rows)), chunks((steps + WEIGHT_STEPS - 1) / WEIGHT_STEPS),
+          panels(panels_of(job.is_turned ? job.inputs.width : job.slopes.width)),
+          blocks(panels_of(job.is_turned ? job.slopes.width : job.inputs.width)) {
+        sums = (int64_t)steps * panels * PANEL_STEP;
+        outputs = sums + (chunks > 1 ? (int64_t)panels * blocks * PANEL_VALUES * 4 : 0);
+    }
+    int64_t bytes(int num_threads) const { return outputs + (int64_t)num_threads * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP; }
+};
+
 struct TrainKernels {
     void (*pack_head)(const TrainLoss&, int thread, int num_threads, Barrier*);
     void (*loss_logits)(const TrainLoss&, int thread, int num_threads, Barrier*);
     void (*loss_gradients)(const TrainLoss&, int thread, int num_threads, Barrier*);
     void (*attend)(TrainAttention&, int thread);
     void (*attend_back)(TrainAttention&, int thread);
+    void (*rows)(const TrainRows&, int kind, int thread, int num_threads, Barrier*);
+    void (*weight_gradient)(const TrainWeight&, int thread, int num_threads, Barrier*);
 };

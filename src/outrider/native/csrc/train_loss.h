@@ -120,9 +120,9 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
         for (int r = 0; r < PANEL; r++) plan.shifts_of(panel)[r] = HIDDEN;
     }
     for (int block = 0; block < plan.blocks; block++) {
-        Ahead ahead(plan.head_of(block + 1), block + 1 < plan.blocks ? plan.steps * PANEL_STEP : 0);
         for (int panel = first; panel < end; panel++) {
             const int num_outputs = job.head.num_rows - block * PANEL;
+            Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP);
             panel_product<false>(plan.hidden_of(panel), plan.head_of(block), plan.steps, c, ahead, 2);
             if (block == 0) raise_shifts(c, num_outputs, plan.shifts_of(panel));
             put_powers(c, num_outputs, plan.shifts_of(panel), plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));

@@ -128,13 +128,24 @@ void turn_square(const float* c, float (*to)[2][LANES * LANES]) {
 
 constexpr float HIDDEN = -1e30f;  // a logit or score that must not count
 
-// Memory that is wanted soon, fetched into the second cache a few lines a step while a product runs.
+// Memory that is wanted soon, most often to write a product's results, fetched a few lines a step while the product runs:
+// rows of so many bytes, or one piece. Stores that miss the caches would wait for each other.
 struct Ahead {
-    const uint8_t *next, *end;
+    const uint8_t* next;
+    int64_t row_bytes, stride, done;
+    int num_rows;
 
-    Ahead(const void* from, int64_t num_bytes) : next((const uint8_t*)from), end(next + num_bytes) {}
+    Ahead(const void* from, int64_t row_bytes, int64_t stride = 0, int num_rows = 1)
+        : next((const uint8_t*)from), row_bytes(row_bytes), stride(stride), done(0), num_rows(row_bytes > 0 ? num_rows : 0) {}
     INLINE void fetch(int num_lines) {
-        for (int i = 0; i < num_lines && next < end; i++, next += 64) __builtin_prefetch(next, 0, 2);
+        for (int i = 0; i < num_lines && num_rows > 0; i++) {
+            __builtin_prefetch(next + done, 1, 2);
+            done += 64;
+            if (done < row_bytes) continue;
+            done = 0;
+            next += stride;
+            num_rows--;
+        }
     }
 };
 

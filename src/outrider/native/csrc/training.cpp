@@ -52,3 +52,19 @@ OUTRIDER_EXPORT void outrider_attention(OutriderContext* context, int32_t is_bac
         (is_backward ? train.attend_back : train.attend)(*job, thread);
     });
 }
+
+OUTRIDER_EXPORT void outrider_rows(OutriderContext* context, int32_t kind, const TrainRows* job) {
+    run_training(*context, [&](const TrainKernels& train, int thread, int num_threads, Barrier* barrier) {
+        train.rows(*job, kind, thread, num_threads, barrier);
+    });
+}
+
+OUTRIDER_EXPORT int64_t outrider_weight_bytes(const TrainWeight* job, int32_t num_threads) {
+    return WeightLayout(*job).bytes(num_threads);
+}
+
+OUTRIDER_EXPORT void outrider_weight_gradient(OutriderContext* context, const TrainWeight* job) {
+    run_training(*context, [&](const TrainKernels& train, int thread, int num_threads, Barrier* barrier) {
+        train.weight_gradient(*job, thread, num_threads, barrier);
+    });
+}
