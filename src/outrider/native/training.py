@@ -46,7 +46,9 @@ class CTrainLoss(Structure):
 
     _fields_ = [
         ("hidden", CTrainMatrix),
-        ("head", CTrainMatrix),
+        ("head", c_void_p),
+        ("num_outputs", c_int32),
+        ("width", c_int32),
         ("packed_head", c_void_p),
         ("scratch", c_void_p),
         ("num_law_tokens", c_int64),
@@ -159,16 +161,18 @@ class LossKernels:
 
     Args:
         context: threads and instruction set.
-        head_UD: bfloat16.
+        head_UD: float32; multiplied as bfloat16.
     """
 
     def __init__(self, context: Context, head_UD: Tensor) -> None:
+        assert head_UD.dtype == torch.float32 and head_UD.is_contiguous()
         self._context, self._lib = context, _declared()
-        self._head, self._num_padded = head_UD, -(-head_UD.shape[0] // 32) * -(-head_UD.shape[1] // 32) * 1024
-        self._packed = scratch_bytes("head", 2 * 2 * self._num_padded)
-        self._sums = scratch_bytes("sums", 4 * self._num_padded)
-        self._job = CTrainLoss(head=CTrainMatrix.of(head_UD), packed_head=self._packed.data_ptr())
-        self._job.head_sums, self._job.is_first = self._sums.data_ptr(), 1
+        (num_outputs, width), self._head = head_UD.shape, head_UD
+        num_tiles = -(-num_outputs // 32) * -(-width // 32)
+        own_rows = context.num_threads * -(-width // 32)
+        packed, sums = scratch_bytes("head", 2048 * (2 * num_tiles + own_rows)), scratch_bytes("sums", 4096 * num_tiles)
+        self._job = CTrainLoss(head=head_UD.data_ptr(), num_outputs=num_outputs, width=width, is_first=1)
+        self._job.packed_head, self._job.head_sums = packed.data_ptr(), sums.data_ptr()
         self._run(_PACK)
 
     def _run(self, part: int) -> None:
@@ -181,7 +185,7 @@ class LossKernels:
         """
         (num_rows, width), job = hidden_RD.shape, self._job
         num_threads = self._context.num_threads
-        scratch = scratch_bytes("loss", self._lib.outrider_loss_bytes(num_rows, width, job.head.num_rows, num_threads))
+        scratch = scratch_bytes("loss", self._lib.outrider_loss_bytes(num_rows, width, job.num_outputs, num_threads))
         picked_RK, both_2R = torch.empty(law_ids_RK.shape), torch.empty(2, num_rows)
         job.hidden, job.scratch, self._piece = (
             CTrainMatrix.of(hidden_RD),

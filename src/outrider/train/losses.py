@@ -115,7 +115,7 @@ class _LeanLoss(torch.autograd.Function):
         if kernels is None:
             losses_R, *gradients = _by_products(hidden_RD, head_UD, (law_ids_RK, law_probs_RK), weights_R, name, piece)
         else:
-            loss = LossKernels(kernels, head_UD.to(hidden_RD.dtype))
+            loss = LossKernels(kernels, head_UD.contiguous())
             losses_R, *gradients = _by_kernels(loss, hidden_RD, head_UD, (law_ids_RK, law_probs_RK), weights_R, name)
         ctx.gradients = gradients
         ctx.mark_non_differentiable(losses_R)
@@ -124,6 +124,7 @@ class _LeanLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad_RD, head_grad_UD = ctx.gradients
+        ctx.gradients = None  # else they would be copied, since somebody else holds them
         if float(slopes[0]) != 1.0:
             hidden_grad_RD, head_grad_UD = hidden_grad_RD * slopes[0], head_grad_UD * slopes[0]
         return hidden_grad_RD, head_grad_UD, None, None, None, None, None

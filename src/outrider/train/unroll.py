@@ -11,8 +11,8 @@ tokens 0 .. 4 and an answer a, b, c, e (the end)::
     step 1 reads, predicts                        b -> c            c -> e  nothing is left: weight 0
     law held against at step s                    that of query row s further on
 
-RMS norm weights are folded into the matrices behind them once a batch; queries, keys and values, and gate and up, are one
-product each.
+RMS norm weights before queries, keys and values are folded into these matrices once a batch; queries, keys and values, and
+gate and up, are one product each.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ Heads = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A layer's matrices as one batch uses them: norms folded in, neighbours fused; ``all`` is query, key and value."""
+    """A layer's matrices as one batch uses them: one norm folded in, neighbours fused; ``all`` is query, key and value."""
 
     all: Tensor
     query: Tensor
     key_value: Tensor
     out: Tensor
+    norm: Tensor
     gate_up: Tensor
     down: Tensor
     residual_norm: Tensor | None
@@ -62,7 +63,8 @@ class _Layer:
             query=query_key_value[:num_queries],
             key_value=query_key_value[num_queries:],
             out=attention.o_proj.weight.to(dtype),
-            gate_up=(gate_up * layer.post_attention_layernorm.weight).to(dtype),
+            gate_up=gate_up.to(dtype),
+            norm=layer.post_attention_layernorm.weight,
             down=layer.mlp.down_proj.weight.to(dtype),
             residual_norm=layer.hidden_norm.weight.to(dtype) if is_normed and layer.hidden_norm is not None else None,
         )
@@ -185,7 +187,7 @@ class UnrolledHead:
         for index, layer in enumerate(layers):
             num_queries, num_both = layer.query.shape[0], layer.key_value.shape[0]
             both = linear(inputs, layer.all)
-            query, key_value = both.split((num_queries, num_both), dim=-1)
+            query, key_value = torch.split(both, [num_queries, num_both], dim=-1)
             keys[index].append(self._keys(key_value, turn))
             queries = rotate(self._heads(query), *turn)
             attended = unrolled_attention(plan, queries, keys[index][0], keys[index][1:])
@@ -218,4 +220,5 @@ class UnrolledHead:
 
     def _finish(self, layer: _Layer, residual: Tensor, attended_QHC: Tensor) -> Tensor:
         x = residual + linear(attended_QHC.flatten(1), layer.out)
-        return x + linear(gated(linear(self._unit(x), layer.gate_up)), layer.down)
+        normed = unit_norm(x, self._config.norm_eps, layer.norm)
+        return x + linear(gated(linear(normed, layer.gate_up)), layer.down)

@@ -21,8 +21,9 @@ struct TrainMatrix {
 // Logits of some rows, kept as exponentials e = exp(logit - a shift of the row's), and from them both gradients.
 struct TrainLoss {
     TrainMatrix hidden;    // [num_rows][width]
-    TrainMatrix head;      // [num_outputs][width]
-    uint8_t* packed_head;  // outputs of head, then of its transpose in chunks: each padded to 32 in both dimensions
+    const float* head;     // [num_outputs][width]
+    int32_t num_outputs, width;
+    uint8_t* packed_head;  // outputs of head, then of its transpose in chunks, then 32 rows for each thread
     uint8_t* scratch;      // loss_bytes
     int64_t num_law_tokens;
     const int64_t* law_ids;  // [num_rows][num_law_tokens]

@@ -17,7 +17,7 @@ constexpr float MOST_SUM = 1e30f;     // of a row's exponentials before they are
 struct LossPlan : LossLayout {
     const TrainLoss& job;
 
-    explicit LossPlan(const TrainLoss& job) : LossLayout(job.hidden.num_rows, job.head.width, job.head.num_rows), job(job) {}
+    explicit LossPlan(const TrainLoss& job) : LossLayout(job.hidden.num_rows, job.width, job.num_outputs), job(job) {}
     // Sums of each row's exponentials, lane by lane, and behind them the rows' shifts.
     float* sums_of(int panel) const { return (float*)(job.scratch + state) + (int64_t)panel * PANEL * (LANES + 1); }
     float* shifts_of(int panel) const { return sums_of(panel) + PANEL * LANES; }
@@ -33,14 +33,30 @@ struct LossPlan : LossLayout {
     }
 };
 
+// 32 outputs of the head as bfloat16 rows, `padded` values each; zeros past its end.
+void narrow_head(const TrainLoss& job, int block, int padded, uint16_t* rows) {
+    __builtin_memset(rows, 0, (int64_t)PANEL * padded * 2);
+    for (int r = 0; r < smaller(PANEL, job.num_outputs - block * PANEL); r++) {
+        const float* from = job.head + ((int64_t)block * PANEL + r) * job.width;
+        int i = 0;
+        for (; i + LANES <= job.width; i += LANES) store_bf16(rows + r * padded + i, load(from + i));
+        for (; i < job.width; i++) set_bf16(rows + r * padded + i, from[i]);
+    }
+}
+
 void pack_head(const TrainLoss& job, int thread, int num_threads, Barrier*) {
     const LossPlan plan(job);
-    for (int block = share_of(plan.blocks, thread, num_threads); block < share_of(plan.blocks, thread + 1, num_threads); block++)
+    const int padded = plan.steps * PANEL;
+    uint16_t* rows = (uint16_t*)(plan.head_of(2 * plan.blocks) + (int64_t)thread * PANEL * padded * 2);
+    const TrainMatrix narrow{rows, padded, PANEL, padded};
+    for (int block = share_of(plan.blocks, thread, num_threads); block < share_of(plan.blocks, thread + 1, num_threads); block++) {
+        const int chunk = block / CHUNK_STEPS;
+        narrow_head(job, block, padded, rows);
         for (int step = 0; step < plan.steps; step++) {
-            pack_outputs(job.head, block, step, plan.head_of(block) + step * PANEL_STEP);
-            const int chunk = block / CHUNK_STEPS;
-            pack_columns(job.head, step, block, plan.transposed_head(chunk, step) + block % CHUNK_STEPS * PANEL_STEP);
+            pack_outputs(narrow, 0, step, plan.head_of(block) + step * PANEL_STEP);
+            pack_columns(narrow, step, 0, plan.transposed_head(chunk, step) + block % CHUNK_STEPS * PANEL_STEP);
         }
+    }
 }
 
 // Logits of a panel and block made into exponentials; adds them to each row's sums, lane by lane.
@@ -80,7 +96,7 @@ void redo_panel(const LossPlan& plan, int panel) {
     Ahead nothing{nullptr, 0};
     for (int turn = 0; turn < 2; turn++)
         for (int block = 0; block < plan.blocks; block++) {
-            const int num_outputs = plan.job.head.num_rows - block * PANEL;
+            const int num_outputs = plan.job.num_outputs - block * PANEL;
             panel_product<false>(plan.hidden_of(panel), plan.head_of(block), plan.steps, c, nothing, 0);
             if (turn == 0) raise_shifts(c, num_outputs, shifts);
             else put_powers(c, num_outputs, shifts, plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));
@@ -121,7 +137,7 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
     }
     for (int block = 0; block < plan.blocks; block++) {
         for (int panel = first; panel < end; panel++) {
-            const int num_outputs = job.head.num_rows - block * PANEL;
+            const int num_outputs = job.num_outputs - block * PANEL;
             Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP);
             panel_product<false>(plan.hidden_of(panel), plan.head_of(block), plan.steps, c, ahead, 2);
             if (block == 0) raise_shifts(c, num_outputs, plan.shifts_of(panel));
@@ -189,11 +205,11 @@ void scale_and_transpose(const LossPlan& plan, int panel) {
 void put_head_grad(const TrainLoss& job, const float* c, int block, int step) {
     float turned[2][2][LANES * LANES];
     turn_square(c, turned);
-    const int width = smaller(PANEL, job.head.width - step * PANEL);
-    for (int r = 0; r < smaller(PANEL, job.head.num_rows - block * PANEL); r++) {
+    const int width = smaller(PANEL, job.width - step * PANEL);
+    for (int r = 0; r < smaller(PANEL, job.num_outputs - block * PANEL); r++) {
         float row[PANEL];
         for (int i = 0; i < 2; i++) store(row + i * LANES, load(turned[r / LANES][i] + r % LANES * LANES));
-        __builtin_memcpy(job.head_grad + ((int64_t)block * PANEL + r) * job.head.width + step * PANEL, row, width * 4);
+        __builtin_memcpy(job.head_grad + ((int64_t)block * PANEL + r) * job.width + step * PANEL, row, width * 4);
     }
 }
 
@@ -204,13 +220,16 @@ void head_gradient(const LossPlan& plan, int block, uint8_t* outputs) {
         for (int pair = 0; pair < LANES; pair++)
             pair_rows(rows + 2 * pair * PANEL, rows + (2 * pair + 1) * PANEL, outputs + panel * PANEL_STEP + pair * STEP_BYTES);
     }
-    const int64_t next = (int64_t)plan.steps * PANEL_VALUES * sizeof(float);
-    float* sums = job.head_sums + (int64_t)block * plan.steps * PANEL_VALUES;
-    Ahead ahead((uint8_t*)sums + next, !job.is_first && block + 1 < plan.blocks ? next : 0);
+    const int64_t bytes = (int64_t)plan.steps * PANEL_VALUES * sizeof(float);
+    uint8_t* sums = (uint8_t*)job.head_sums + block * bytes;
+    const int num_outputs = smaller(PANEL, job.num_outputs - block * PANEL);
+    Ahead next(sums + bytes, !job.is_last && !job.is_first && block + 1 < plan.blocks ? bytes : 0);
     for (int step = 0; step < plan.steps; step++) {
-        float* c = sums + step * PANEL_VALUES;
+        float* c = (float*)sums + step * PANEL_VALUES;
+        float* grad = job.head_grad + (int64_t)block * PANEL * job.width + step * PANEL;
+        Ahead written(grad, job.is_last ? 128 : 0, job.width * 4, num_outputs);
         const uint8_t* a = plan.transposed_hidden(step);
-        (job.is_first ? panel_product<false> : panel_product<true>)(a, outputs, plan.panels, c, ahead, 3);
+        (job.is_first ? panel_product<false> : panel_product<true>)(a, outputs, plan.panels, c, job.is_last ? written : next, 3);
         if (job.is_last) put_head_grad(job, c, block, step);
     }
 }
