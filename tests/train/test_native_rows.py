@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.drafters.eagle_head import EagleHead
 from outrider.native.library import KERNELS, is_available
 from outrider.native.training_rows import row_kernels
-from outrider.train.functions import gated, linear, rotate, unit_norm
+from outrider.train.functions import SharedWeight, gated, linear, rotate, unit_norm
 from outrider.train.losses import lean_loss
 from outrider.train.unroll import UnrolledHead
 from tests.drafters.heads import tiny_head
@@ -83,6 +83,22 @@ def test_same_bits_from_any_number_of_threads(kernels: str, name: str, monkeypat
     use(monkeypatch, kernels, 2)
     for first, second in zip(alone, run(*FORMS[name]), strict=True):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("sizes", [(40, 130), (130, 40)])
+def test_a_shared_matrix_rounds_its_gradient_once(kernels: str, sizes: tuple[int, int]) -> None:
+    """Three uses, of few rows and of more than one chunk, are summed in float32: no error of theirs adds up."""
+    num_in, num_out = sizes
+    uses = [noise(rows, num_in, seed=rows) for rows in (33, 1400, 70)]
+    slopes = [noise(len(x), num_out, seed=len(x) + 1) for x in uses]
+    weight = noise(num_out, num_in).requires_grad_(True)
+    shared = SharedWeight(weight)
+    total = sum((linear(x, shared) * slope).sum() for x, slope in zip(uses, slopes, strict=True))
+    assert isinstance(total, Tensor)
+    total.backward()
+    wanted = sum(slope.double().T @ x.double() for x, slope in zip(uses, slopes, strict=True))
+    assert weight.grad is not None and isinstance(wanted, Tensor)
+    assert error(weight.grad, wanted) <= 2**-9 and shared.num_uses == 0
 
 
 def test_other_rows_take_the_plain_form(kernels: str) -> None:

@@ -43,6 +43,9 @@ class CTrainWeight(Structure):
         ("slopes", CTrainMatrix),
         ("inputs", CTrainMatrix),
         ("grad", c_void_p),
+        ("sums", c_void_p),
+        ("is_first", c_int32),
+        ("is_last", c_int32),
         ("scratch", c_void_p),
         ("is_turned", c_int32),
     ]
@@ -119,17 +122,25 @@ class RowKernels:
         self._run(_ROTATE_BACK if back else _ROTATE, job)
         return out_RHC
 
-    def weight_gradient(self, slopes_RO: Tensor, inputs_RD: Tensor) -> Tensor:
-        """``slopes.T @ inputs``, summed in float32."""
-        grad_OD = torch.empty(slopes_RO.shape[1], inputs_RD.shape[1], dtype=slopes_RO.dtype)
-        job = CTrainWeight(
-            slopes=CTrainMatrix.of(slopes_RO), inputs=CTrainMatrix.of(inputs_RD), grad=grad_OD.data_ptr()
-        )
+    def weight_gradient(
+        self, slopes_RO: Tensor, inputs_RD: Tensor, sums: Tensor | None = None, *, is_last: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add ``slopes.T @ inputs`` to the sums of earlier uses of a matrix.
+
+        Returns:
+            The sums, in an order of their own, and at the last use the gradient, rounded once.
+        """
+        grad_OD = torch.empty(slopes_RO.shape[1], inputs_RD.shape[1], dtype=slopes_RO.dtype) if is_last else None
+        job = CTrainWeight(slopes=CTrainMatrix.of(slopes_RO), inputs=CTrainMatrix.of(inputs_RD), is_first=sums is None)
         job.is_turned = inputs_RD.shape[1] < slopes_RO.shape[1]
         num_bytes = self._lib.outrider_weight_bytes(ctypes.byref(job), self._context.num_threads)
-        job.scratch = scratch_bytes("weight", num_bytes).data_ptr()
+        if sums is None:
+            squares = -(-slopes_RO.shape[1] // _PANEL) * -(-inputs_RD.shape[1] // _PANEL)
+            sums = torch.empty(squares * _PANEL * _PANEL)
+        job.sums, job.scratch = sums.data_ptr(), scratch_bytes("weight", num_bytes).data_ptr()
+        job.is_last, job.grad = is_last, None if grad_OD is None else grad_OD.data_ptr()
         self._lib.outrider_weight_gradient(self._context.handle, ctypes.byref(job))
-        return grad_OD
+        return sums, grad_OD
 
     def _run(self, kind: int, job: CTrainRows) -> None:
         self._lib.outrider_rows(self._context.handle, kind, ctypes.byref(job))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.native.training_rows import RowKernels, row_kernels
 
-__all__ = ["gated", "linear", "rotate", "take_rows", "unit_norm"]
+__all__ = ["SharedWeight", "gated", "linear", "rotate", "take_rows", "unit_norm"]
 
 
 def unit_norm(x_RD: Tensor, eps: float, weight_D: Tensor | None = None) -> Tensor:
@@ -53,12 +53,25 @@ def gated(gate_up_RI: Tensor) -> Tensor:
     return out
 
 
-def linear(x_RD: Tensor, weight_OD: Tensor) -> Tensor:
+class SharedWeight:
+    """A matrix that a batch multiplies by several times; its gradient is summed over all uses before it is rounded.
+
+    Every use must take part in the backward pass: the last of them to come up hands the gradient out.
+    """
+
+    def __init__(self, weight_OD: Tensor) -> None:
+        self.weight_OD = weight_OD
+        self.num_uses = 0
+        self.sums: Tensor | None = None
+
+
+def linear(x_RD: Tensor, weight_OD: Tensor | SharedWeight) -> Tensor:
     """``x @ weight.T``; the weight's gradient, for which PyTorch turns a whole matrix, comes from a native kernel."""
+    shared = weight_OD if isinstance(weight_OD, SharedWeight) else SharedWeight(weight_OD)
     kernels = row_kernels(x_RD, _ANY_WIDTH)
     if kernels is None:
-        return F.linear(x_RD, weight_OD)
-    out: Tensor = _Linear.apply(kernels, x_RD, weight_OD)  # type: ignore[no-untyped-call]
+        return F.linear(x_RD, shared.weight_OD)
+    out: Tensor = _Linear.apply(kernels, x_RD, shared.weight_OD, shared)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -114,16 +127,22 @@ class _NativeGate(torch.autograd.Function):
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernels: RowKernels, x_RD: Tensor, weight_OD: Tensor) -> Tensor:
-        ctx.kernels = kernels
+    def forward(ctx: Any, kernels: RowKernels, x_RD: Tensor, weight_OD: Tensor, shared: SharedWeight) -> Tensor:
+        ctx.kernels, ctx.shared = kernels, shared
         ctx.save_for_backward(x_RD, weight_OD)
+        shared.num_uses += 1
         return F.linear(x_RD, weight_OD)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x_RD, weight_OD = ctx.saved_tensors
+        shared: SharedWeight = ctx.shared
         x_grad_RD = slopes[0] @ weight_OD if ctx.needs_input_grad[1] else None
-        return None, x_grad_RD, ctx.kernels.weight_gradient(_dense(slopes[0]), _dense(x_RD))
+        shared.num_uses -= 1
+        shared.sums, weight_grad_OD = ctx.kernels.weight_gradient(
+            _dense(slopes[0]), _dense(x_RD), shared.sums, is_last=not shared.num_uses
+        )
+        return None, x_grad_RD, weight_grad_OD, None
 
 
 class _TakeRows(torch.autograd.Function):

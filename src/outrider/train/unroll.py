@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead, EagleLayer
 from outrider.train.attention import AttentionPlan, unrolled_attention
-from outrider.train.functions import gated, linear, rotate, take_rows, unit_norm
+from outrider.train.functions import SharedWeight, gated, linear, rotate, take_rows, unit_norm
 from outrider.train.packing import TrainBatch
 
 __all__ = ["UnrolledHead"]
@@ -38,13 +38,13 @@ Heads = tuple[Tensor, Tensor]
 class _Layer:
     """A layer's matrices as one batch uses them: one norm folded in, neighbours fused; ``all`` is query, key and value."""
 
-    all: Tensor
+    all: SharedWeight
     query: Tensor
     key_value: Tensor
-    out: Tensor
+    out: SharedWeight
     norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: SharedWeight
+    down: SharedWeight
     residual_norm: Tensor | None
 
     @staticmethod
@@ -59,13 +59,13 @@ class _Layer:
         gate_up = torch.cat((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
         is_normed = layer.norm_before_residual and layer.hidden_norm is not None
         return _Layer(
-            all=query_key_value,
+            all=SharedWeight(query_key_value),
             query=query_key_value[:num_queries],
             key_value=query_key_value[num_queries:],
-            out=attention.o_proj.weight.to(dtype),
-            gate_up=gate_up.to(dtype),
+            out=SharedWeight(attention.o_proj.weight.to(dtype)),
+            gate_up=SharedWeight(gate_up.to(dtype)),
             norm=layer.post_attention_layernorm.weight,
-            down=layer.mlp.down_proj.weight.to(dtype),
+            down=SharedWeight(layer.mlp.down_proj.weight.to(dtype)),
             residual_norm=layer.hidden_norm.weight.to(dtype) if is_normed and layer.hidden_norm is not None else None,
         )
 

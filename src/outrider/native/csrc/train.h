@@ -147,10 +147,12 @@ struct TrainRows {
     const uint16_t *cos, *sin;  // [rows][head_width]
 };
 
-// The gradient [slopes.width][inputs.width] of a matrix by which rows are multiplied.
+// The gradient [slopes.width][inputs.width] of a matrix by which rows are multiplied, one use of the matrix after another.
 struct TrainWeight {
     TrainMatrix slopes, inputs;
-    uint16_t* grad;
+    uint16_t* grad;  // written at the last use
+    float* sums;     // of all uses so far, in tiles: [block][panel]
+    int32_t is_first, is_last;
     uint8_t* scratch;   // WeightLayout
     int32_t is_turned;  // the inputs are the narrower
 };
@@ -159,17 +161,16 @@ constexpr int WEIGHT_STEPS = 40;  // of 32 rows, whose operands stay in the seco
 constexpr int WEIGHT_PANELS = 9;  // of the narrower side, likewise
 constexpr int WEIGHT_BLOCKS = 4;  // of the wider side, packed together
 
-// The narrower side in tiles, sums of all squares if there are more rows than one chunk, each thread's blocks of the wider.
+// The narrower side in tiles, and each thread's blocks of the wider.
 struct WeightLayout {
     int steps, chunks, panels, blocks;
-    int64_t sums, outputs;
+    int64_t outputs;
 
     explicit WeightLayout(const TrainWeight& job)
         : steps(panels_of(job.inputs.num_rows)), chunks((steps + WEIGHT_STEPS - 1) / WEIGHT_STEPS),
           panels(panels_of(job.is_turned ? job.inputs.width : job.slopes.width)),
           blocks(panels_of(job.is_turned ? job.slopes.width : job.inputs.width)) {
-        sums = (int64_t)steps * panels * PANEL_STEP;
-        outputs = sums + (chunks > 1 ? (int64_t)panels * blocks * PANEL_VALUES * 4 : 0);
+        outputs = (int64_t)steps * panels * PANEL_STEP;
     }
     int64_t bytes(int num_threads) const { return outputs + (int64_t)num_threads * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP; }
 };

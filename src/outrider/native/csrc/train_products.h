@@ -50,7 +50,7 @@ struct WeightPlan : WeightLayout {
         return job.scratch + ((int64_t)chunk * WEIGHT_STEPS * panels + (int64_t)panel * chunk_steps(chunk)) * PANEL_STEP;
     }
     uint8_t* outputs_of(int thread) const { return job.scratch + outputs + (int64_t)thread * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP; }
-    float* sums_of(int block, int panel) const { return (float*)(job.scratch + sums) + ((int64_t)block * panels + panel) * PANEL_VALUES; }
+    float* sums_of(int block, int panel) const { return job.sums + ((int64_t)block * panels + panel) * PANEL_VALUES; }
 };
 
 // Some panels of the narrower side.
@@ -61,14 +61,14 @@ struct Panels {
 // What some steps add to the sums of a few blocks; the last ones write the gradient.
 void add_steps(const WeightPlan& plan, int chunk, Panels panels, int first, int num_blocks, const uint8_t* outputs) {
     const int num_steps = plan.chunk_steps(chunk);
-    alignas(64) float own[PANEL_VALUES];
+    const bool is_first = chunk == 0 && plan.job.is_first, is_last = chunk + 1 == plan.chunks && plan.job.is_last;
     for (int i = 0; i < num_blocks; i++)
         for (int panel = panels.first; panel < panels.first + panels.count; panel++) {
-            float* c = plan.chunks > 1 ? plan.sums_of(first + i, panel) : own;
-            Ahead ahead = gradient_of(plan.job, panel, first + i);
-            (chunk ? panel_product<true> : panel_product<false>)(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP,
-                                                                  num_steps, c, ahead, 1);
-            if (chunk + 1 == plan.chunks) put_weight_grad(plan.job, c, panel, first + i);
+            float* c = plan.sums_of(first + i, panel);
+            Ahead next(c + PANEL_VALUES, PANEL_VALUES * sizeof(float)), written = gradient_of(plan.job, panel, first + i);
+            (is_first ? panel_product<false> : panel_product<true>)(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP,
+                                                                     num_steps, c, is_last ? written : next, 2);
+            if (is_last) put_weight_grad(plan.job, c, panel, first + i);
         }
 }
 
