@@ -120,7 +120,7 @@ struct Softmax {
         for (int r = 0; r < PANEL; r++) store(lanes + r * LANES, splat(own_scores(unit, first + r, r, head, factor, r < count)));
         for (int b = 0; b < rows.blocks; b++) {
             float* c = scores + b * PANEL_VALUES;
-            panel_product<false>(unit.scratch + unit.queries, unit.side(unit.keys, b, unit.steps), unit.steps, c, nothing, 0);
+            panel_product(unit.scratch + unit.queries, unit.side(unit.keys, b, unit.steps), unit.steps, nullptr, c, nothing, 0);
             keep_scores(rows, b, factor, c, lanes);
         }
         for (int r = 0; r < PANEL; r++) {
@@ -166,7 +166,7 @@ void attend_panel(const HeadUnit& unit, int first, int head) {
     for (int i = 0; i < unit.steps; i++) pack_rows(unit.queries_of(job.queries, first, head), 0, i, unit.side(unit.queries, i, 1));
     softmax.run(unit, rows, first, head);
     for (int i = 0; i < unit.steps; i++)
-        panel_product<false>(unit.scratch + unit.weights, unit.side(unit.values, i, unit.blocks), rows.blocks, mixed + i * PANEL_VALUES,
+        panel_product(unit.scratch + unit.weights, unit.side(unit.values, i, unit.blocks), rows.blocks, nullptr, mixed + i * PANEL_VALUES,
                              nothing, 0);
     for (int r = 0; r < smaller(PANEL, unit.segment.num_queries - first); r++) {
         gather_row(mixed, unit.steps, r, row);
@@ -230,10 +230,9 @@ void add_block(const HeadUnit& unit, int block, int num_rows) {
     Ahead nothing{nullptr, 0};
     for (int step = 0; step < unit.steps; step++) {
         const int64_t at = ((int64_t)block * unit.steps + step) * PANEL_VALUES;
-        panel_product<true>(unit.side(unit.turned_slopes, step, unit.rows), unit.scratch + unit.pairs, num_rows,
-                            (float*)(unit.scratch + unit.value_sums) + at, nothing, 0);
-        panel_product<true>(unit.side(unit.turned_queries, step, unit.rows), unit.scratch + unit.pairs + apart, num_rows,
-                            (float*)(unit.scratch + unit.key_sums) + at, nothing, 0);
+        float *values = (float*)(unit.scratch + unit.value_sums) + at, *keys = (float*)(unit.scratch + unit.key_sums) + at;
+        panel_product(unit.side(unit.turned_slopes, step, unit.rows), unit.scratch + unit.pairs, num_rows, values, values, nothing, 0);
+        panel_product(unit.side(unit.turned_queries, step, unit.rows), unit.scratch + unit.pairs + apart, num_rows, keys, keys, nothing, 0);
     }
 }
 
@@ -276,8 +275,8 @@ void put_query_gradients(const HeadUnit& unit, int first, int panel, int blocks,
     Ahead nothing{nullptr, 0};
     for (int member = 0; member < unit.members; member++)
         for (int step = 0; step < unit.steps; step++)
-            panel_product<false>(unit.side(unit.slope_rows, panel * unit.members + member, unit.most_blocks),
-                                 unit.side(unit.key_columns, step, unit.blocks), blocks,
+            panel_product(unit.side(unit.slope_rows, panel * unit.members + member, unit.most_blocks),
+                                 unit.side(unit.key_columns, step, unit.blocks), blocks, nullptr,
                                  mixed + (member * unit.steps + step) * PANEL_VALUES, nothing, 0);
     for (int r = 0; r < smaller(PANEL, unit.segment.num_queries - first); r++) {
         own.clear(job.num_own);
@@ -308,8 +307,8 @@ void attend_back_panels(const HeadUnit& unit, int first) {
         if (rows[panel].blocks > blocks) blocks = rows[panel].blocks;
     for (int b = 0; b < blocks; b++) {
         for (int i = 0; i < num_rows; i++) {
-            panel_product<false>(unit.side(unit.queries, i, unit.steps), unit.side(unit.keys, b, unit.steps), unit.steps, scores, nothing, 0);
-            panel_product<false>(unit.side(unit.slopes, i, unit.steps), unit.side(unit.values, b, unit.steps), unit.steps, pulls, nothing, 0);
+            panel_product(unit.side(unit.queries, i, unit.steps), unit.side(unit.keys, b, unit.steps), unit.steps, nullptr, scores, nothing, 0);
+            panel_product(unit.side(unit.slopes, i, unit.steps), unit.side(unit.values, b, unit.steps), unit.steps, nullptr, pulls, nothing, 0);
             shares[i].put(rows[i / unit.members], b, factor, scores, pulls, unit.side(unit.pairs, i, 1), apart,
                           unit.side(unit.slope_rows, i, unit.most_blocks) + b * PANEL_STEP);
         }

@@ -97,7 +97,7 @@ void redo_panel(const LossPlan& plan, int panel) {
     for (int turn = 0; turn < 2; turn++)
         for (int block = 0; block < plan.blocks; block++) {
             const int num_outputs = plan.job.num_outputs - block * PANEL;
-            panel_product<false>(plan.hidden_of(panel), plan.head_of(block), plan.steps, c, nothing, 0);
+            panel_product(plan.hidden_of(panel), plan.head_of(block), plan.steps, nullptr, c, nothing, 0);
             if (turn == 0) raise_shifts(c, num_outputs, shifts);
             else put_powers(c, num_outputs, shifts, plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));
         }
@@ -139,7 +139,7 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
         for (int panel = first; panel < end; panel++) {
             const int num_outputs = job.num_outputs - block * PANEL;
             Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP);
-            panel_product<false>(plan.hidden_of(panel), plan.head_of(block), plan.steps, c, ahead, 2);
+            panel_product(plan.hidden_of(panel), plan.head_of(block), plan.steps, nullptr, c, ahead, 2);
             if (block == 0) raise_shifts(c, num_outputs, plan.shifts_of(panel));
             put_powers(c, num_outputs, plan.shifts_of(panel), plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));
         }
@@ -170,7 +170,7 @@ void hidden_gradients(const LossPlan& plan, int first, int end, float* sums) {
             for (int panel = first; panel < end; panel++) {
                 const uint8_t* a = plan.powers_of(panel) + chunk * CHUNK_STEPS * PANEL_STEP;
                 float* c = sums + ((panel - first) * plan.steps + block) * PANEL_VALUES;
-                (chunk ? panel_product<true> : panel_product<false>)(a, plan.transposed_head(chunk, block), plan.chunk_steps(chunk), c, head, 5);
+                panel_product(a, plan.transposed_head(chunk, block), plan.chunk_steps(chunk), chunk ? c : nullptr, c, head, 5);
             }
     }
     for (int panel = first; panel < end; panel++) {
@@ -224,12 +224,13 @@ void head_gradient(const LossPlan& plan, int block, uint8_t* outputs) {
     uint8_t* sums = (uint8_t*)job.head_sums + block * bytes;
     const int num_outputs = smaller(PANEL, job.num_outputs - block * PANEL);
     Ahead next(sums + bytes, !job.is_last && !job.is_first && block + 1 < plan.blocks ? bytes : 0);
+    alignas(64) float last[PANEL_VALUES];
     for (int step = 0; step < plan.steps; step++) {
-        float* c = (float*)sums + step * PANEL_VALUES;
+        float *before = (float*)sums + step * PANEL_VALUES, *c = job.is_last ? last : before;
         float* grad = job.head_grad + (int64_t)block * PANEL * job.width + step * PANEL;
         Ahead written(grad, job.is_last ? 128 : 0, job.width * 4, num_outputs);
         const uint8_t* a = plan.transposed_hidden(step);
-        (job.is_first ? panel_product<false> : panel_product<true>)(a, outputs, plan.panels, c, job.is_last ? written : next, 3);
+        panel_product(a, outputs, plan.panels, job.is_first ? nullptr : before, c, job.is_last ? written : next, 3);
         if (job.is_last) put_head_grad(job, c, block, step);
     }
 }

@@ -62,12 +62,13 @@ struct Panels {
 void add_steps(const WeightPlan& plan, int chunk, Panels panels, int first, int num_blocks, const uint8_t* outputs) {
     const int num_steps = plan.chunk_steps(chunk);
     const bool is_first = chunk == 0 && plan.job.is_first, is_last = chunk + 1 == plan.chunks && plan.job.is_last;
+    alignas(64) float last[PANEL_VALUES];
     for (int i = 0; i < num_blocks; i++)
         for (int panel = panels.first; panel < panels.first + panels.count; panel++) {
-            float* c = plan.sums_of(first + i, panel);
-            Ahead next(c + PANEL_VALUES, PANEL_VALUES * sizeof(float)), written = gradient_of(plan.job, panel, first + i);
-            (is_first ? panel_product<false> : panel_product<true>)(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP,
-                                                                     num_steps, c, is_last ? written : next, 2);
+            float *before = plan.sums_of(first + i, panel), *c = is_last ? last : before;
+            Ahead next(before + PANEL_VALUES, PANEL_VALUES * sizeof(float)), written = gradient_of(plan.job, panel, first + i);
+            panel_product(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP, num_steps,
+                          is_first ? nullptr : before, c, is_last ? written : next, 2);
             if (is_last) put_weight_grad(plan.job, c, panel, first + i);
         }
 }

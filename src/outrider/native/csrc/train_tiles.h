@@ -149,19 +149,18 @@ struct Ahead {
     }
 };
 
-// c = a x b, or c += a x b: a panel's rows with a block's outputs over `num_steps` steps. c: [32][32].
+// c = a x b, or c = before + a x b: a panel's rows with a block's outputs over `num_steps` steps. Both [32][32].
 #if defined(__AMX_BF16__)
-template <bool ADDS>
-void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, float* c, Ahead& ahead, int num_lines) {
+void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, const float* before, float* c, Ahead& ahead,
+                   int num_lines) {
     // To the compiler a tile load reads nothing: what was written for it must be in memory by now.
     __asm__ volatile("" : : : "memory");
     const int64_t stride = PANEL * sizeof(float);
-    float *right = c + LANES, *low = c + PANEL_VALUES / 2, *low_right = low + LANES;
-    if (ADDS) {
-        _tile_loadd(0, c, stride);
-        _tile_loadd(1, right, stride);
-        _tile_loadd(2, low, stride);
-        _tile_loadd(3, low_right, stride);
+    if (before) {
+        _tile_loadd(0, before, stride);
+        _tile_loadd(1, before + LANES, stride);
+        _tile_loadd(2, before + PANEL_VALUES / 2, stride);
+        _tile_loadd(3, before + PANEL_VALUES / 2 + LANES, stride);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -180,18 +179,15 @@ void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, float* c, 
         ahead.fetch(num_lines);
     }
     _tile_stored(0, c, stride);
-    _tile_stored(1, right, stride);
-    _tile_stored(2, low, stride);
-    _tile_stored(3, low_right, stride);
+    _tile_stored(1, c + LANES, stride);
+    _tile_stored(2, c + PANEL_VALUES / 2, stride);
+    _tile_stored(3, c + PANEL_VALUES / 2 + LANES, stride);
 }
 #else
-template <bool ADDS>
-void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, float* c, Ahead&, int) {
+void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, const float* before, float* c, Ahead&, int) {
     float sums[PANEL_VALUES];
-    Product p{a, PANEL_STEP, b, PANEL_STEP, TILE_BYTES, num_steps, PANEL, ADDS ? sums : c, PANEL};
-    product_bf16(p);
-    if (ADDS)
-        for (int i = 0; i < PANEL_VALUES; i += LANES) store(c + i, load(c + i) + load(sums + i));
+    product_bf16({a, PANEL_STEP, b, PANEL_STEP, TILE_BYTES, num_steps, PANEL, sums, PANEL});
+    for (int i = 0; i < PANEL_VALUES; i += LANES) store(c + i, before ? load(before + i) + load(sums + i) : load(sums + i));
 }
 #endif
 
