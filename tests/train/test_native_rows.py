@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead
-from outrider.native.library import KERNELS, is_available
+from outrider.native import training
+from outrider.native.library import KERNELS, Context, Unavailable, is_available
 from outrider.native.training_rows import row_kernels
 from outrider.train.functions import SharedWeight, gated, linear, rotate, unit_norm
 from outrider.train.losses import lean_loss
@@ -105,6 +106,19 @@ def test_other_rows_take_the_plain_form(kernels: str) -> None:
     assert row_kernels(noise(2, 32), 32) is not None
     assert row_kernels(noise(2, 40), 40) is None  # registers hold 16
     assert row_kernels(noise(2, 32).float(), 32) is None and row_kernels(noise(2, 32).double(), 32) is None
+
+
+def test_a_missing_compiler_is_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def fail(kernels: str, num_threads: int) -> Context:
+        tries.append(kernels)
+        raise Unavailable("no compiler")
+
+    monkeypatch.setattr(training, "open_context", fail)
+    monkeypatch.setattr(training, "requested_kernels", lambda: "none of these")
+    assert training.training_kernels() is None and training.training_kernels() is None
+    assert tries == ["none of these"]
 
 
 def test_a_gate_far_from_zero(kernels: str) -> None:

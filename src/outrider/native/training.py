@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
@@ -133,15 +134,16 @@ def _declared() -> ctypes.CDLL:
 def training_kernels() -> Context | None:
     """The context that training runs on, of as many threads as PyTorch's; None where PyTorch's products are as good."""
     asked = requested_kernels()
-    try:
-        return _context("amx" if asked == "auto" else asked, torch.get_num_threads())
-    except Unavailable:
-        return None
+    return _context("amx" if asked == "auto" else asked, torch.get_num_threads(), os.getpid())
 
 
 @functools.lru_cache(maxsize=4)
-def _context(kernels: str, num_threads: int) -> Context:
-    return open_context(kernels, num_threads)
+def _context(kernels: str, num_threads: int, process: int) -> Context | None:
+    """Opened once a process, or found missing once: a compiler that fails takes its time."""
+    try:
+        return open_context(kernels, num_threads)
+    except Unavailable:
+        return None
 
 
 _scratch: dict[str, Tensor] = {}
