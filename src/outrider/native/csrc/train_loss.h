@@ -138,7 +138,7 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
     for (int block = 0; block < plan.blocks; block++) {
         for (int panel = first; panel < end; panel++) {
             const int num_outputs = job.num_outputs - block * PANEL;
-            Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP);
+            Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP, 0, 1, true);
             panel_product(plan.hidden_of(panel), plan.head_of(block), plan.steps, nullptr, c, ahead, 2);
             if (block == 0) raise_shifts(c, num_outputs, plan.shifts_of(panel));
             put_powers(c, num_outputs, plan.shifts_of(panel), plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));
@@ -165,12 +165,15 @@ void hidden_gradients(const LossPlan& plan, int first, int end, float* sums) {
     const TrainLoss& job = plan.job;
     for (int chunk = 0; chunk * CHUNK_STEPS < plan.blocks; chunk++) {
         const bool is_last = (chunk + 1) * CHUNK_STEPS >= plan.blocks;
-        Ahead head(plan.transposed_head(chunk + 1, 0), is_last ? 0 : (int64_t)plan.steps * plan.chunk_steps(chunk + 1) * PANEL_STEP);
+        const int64_t next_bytes = is_last ? 0 : (int64_t)plan.chunk_steps(chunk + 1) * PANEL_STEP;
+        Ahead head(plan.transposed_head(chunk + 1, 0), plan.steps * next_bytes);
+        Ahead powers(plan.powers_of(first) + (chunk + 1) * CHUNK_STEPS * PANEL_STEP, next_bytes, plan.power_stride, end - first);
         for (int block = 0; block < plan.steps; block++)
             for (int panel = first; panel < end; panel++) {
                 const uint8_t* a = plan.powers_of(panel) + chunk * CHUNK_STEPS * PANEL_STEP;
                 float* c = sums + ((panel - first) * plan.steps + block) * PANEL_VALUES;
-                panel_product(a, plan.transposed_head(chunk, block), plan.chunk_steps(chunk), chunk ? c : nullptr, c, head, 5);
+                panel_product(a, plan.transposed_head(chunk, block), plan.chunk_steps(chunk), chunk ? c : nullptr, c,
+                              block % 2 ? powers : head, 9);
             }
     }
     for (int panel = first; panel < end; panel++) {
@@ -223,14 +226,17 @@ void head_gradient(const LossPlan& plan, int block, uint8_t* outputs) {
     const int64_t bytes = (int64_t)plan.steps * PANEL_VALUES * sizeof(float);
     uint8_t* sums = (uint8_t*)job.head_sums + block * bytes;
     const int num_outputs = smaller(PANEL, job.num_outputs - block * PANEL);
-    Ahead next(sums + bytes, !job.is_last && !job.is_first && block + 1 < plan.blocks ? bytes : 0);
+    const bool is_end = block + 1 == plan.blocks;
+    Ahead next(sums + bytes, is_end ? 0 : bytes, 0, 1, true);
+    Ahead powers(plan.powers_of(0) + (block + 1) * PANEL_STEP, is_end ? 0 : PANEL_STEP, plan.power_stride, plan.panels);
     alignas(64) float last[PANEL_VALUES];
     for (int step = 0; step < plan.steps; step++) {
         float *before = (float*)sums + step * PANEL_VALUES, *c = job.is_last ? last : before;
         float* grad = job.head_grad + (int64_t)block * PANEL * job.width + step * PANEL;
-        Ahead written(grad, job.is_last ? 128 : 0, job.width * 4, num_outputs);
+        Ahead written(grad, job.is_last ? 128 : 0, job.width * 4, num_outputs, true);
         const uint8_t* a = plan.transposed_hidden(step);
-        panel_product(a, outputs, plan.panels, job.is_first ? nullptr : before, c, job.is_last ? written : next, 3);
+        panel_product(a, outputs, plan.panels, job.is_first ? nullptr : before, c,
+                      job.is_last ? written : step % 2 ? powers : next, 4);
         if (job.is_last) put_head_grad(job, c, block, step);
     }
 }

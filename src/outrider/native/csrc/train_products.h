@@ -12,7 +12,7 @@ namespace {
 Ahead gradient_of(const TrainWeight& job, int panel, int block) {
     const int first = (job.is_turned ? block : panel) * PANEL, column = (job.is_turned ? panel : block) * PANEL;
     const int64_t width = job.inputs.width;
-    return {job.grad + first * width + column, 64, 2 * width, smaller(PANEL, job.slopes.width - first)};
+    return {job.grad + first * width + column, 64, 2 * width, smaller(PANEL, job.slopes.width - first), true};
 }
 
 // A square of sums c[32 narrow columns][32 wide columns] to where it belongs.
@@ -66,7 +66,7 @@ void add_steps(const WeightPlan& plan, int chunk, Panels panels, int first, int 
     for (int i = 0; i < num_blocks; i++)
         for (int panel = panels.first; panel < panels.first + panels.count; panel++) {
             float *before = plan.sums_of(first + i, panel), *c = is_last ? last : before;
-            Ahead next(before + PANEL_VALUES, PANEL_VALUES * sizeof(float)), written = gradient_of(plan.job, panel, first + i);
+            Ahead next(before + PANEL_VALUES, PANEL_VALUES * sizeof(float), 0, 1, true), written = gradient_of(plan.job, panel, first + i);
             panel_product(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP, num_steps,
                           is_first ? nullptr : before, c, is_last ? written : next, 2);
             if (is_last) put_weight_grad(plan.job, c, panel, first + i);

@@ -128,18 +128,21 @@ void turn_square(const float* c, float (*to)[2][LANES * LANES]) {
 
 constexpr float HIDDEN = -1e30f;  // a logit or score that must not count
 
-// Memory that is wanted soon, most often to write a product's results, fetched a few lines a step while the product runs:
-// rows of so many bytes, or one piece. Stores that miss the caches would wait for each other.
+// Memory that is wanted soon, to be read or to be written, fetched a few lines a step while a product runs: rows of so many
+// bytes, or one piece. Stores that miss the caches would wait for each other.
 struct Ahead {
     const uint8_t* next;
     int64_t row_bytes, stride, done;
     int num_rows;
+    bool is_written;
 
-    Ahead(const void* from, int64_t row_bytes, int64_t stride = 0, int num_rows = 1)
-        : next((const uint8_t*)from), row_bytes(row_bytes), stride(stride), done(0), num_rows(row_bytes > 0 ? num_rows : 0) {}
+    Ahead(const void* from, int64_t row_bytes, int64_t stride = 0, int num_rows = 1, bool is_written = false)
+        : next((const uint8_t*)from), row_bytes(row_bytes), stride(stride), done(0), num_rows(row_bytes > 0 ? num_rows : 0),
+          is_written(is_written) {}
     INLINE void fetch(int num_lines) {
         for (int i = 0; i < num_lines && num_rows > 0; i++) {
-            __builtin_prefetch(next + done, 1, 2);
+            if (is_written) __builtin_prefetch(next + done, 1, 2);
+            else __builtin_prefetch(next + done, 0, 2);
             done += 64;
             if (done < row_bytes) continue;
             done = 0;
