@@ -16,6 +16,7 @@ from tests.mutants.planning import LOOKAHEAD, PLANNERS
 from tests.mutants.replaying import REPLAYS
 from tests.mutants.scheduling import SCHEDULERS
 from tests.mutants.serving import SERVING
+from tests.mutants.training import TRAINING
 
 __all__ = ["GROUPS", "MUTANTS"]
 
@@ -30,5 +31,6 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "doctor": DOCTOR,
     "judgements": JUDGEMENTS,
     "replays": REPLAYS,
+    "training": TRAINING,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.eagle_head import UnrolledAttention
-from outrider.train.functions import AttentionPlan, rotate, take_rows, unit_norm, unrolled_attention
+from outrider.train.attention import AttentionPlan, unrolled_attention
+from outrider.train.functions import rotate, take_rows, unit_norm
 
 WIDTH, GROUPS, MEMBERS = 4, 2, 3
 

@@ -25,8 +25,17 @@ from tests.drafters.heads import VOCAB, head_config
 CONFIG = TrainConfig(num_epochs=6, batch_positions=60, learning_rate=0.02, unroll=3)
 
 
+# In bfloat16 a processor with AMX runs the native kernels.
+in_both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
 def make_trainer(
-    target: LlamaTarget, texts: Sequence[Text], config: TrainConfig = CONFIG, source: StateSource | None = None
+    target: LlamaTarget,
+    texts: Sequence[Text],
+    config: TrainConfig = CONFIG,
+    *,
+    source: StateSource | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Trainer:
     shape = replace(head_config(), draft_vocab_size=30)
     head = EagleHead(shape)
@@ -47,12 +56,13 @@ def make_trainer(
         source=source or live,
         draft_index_V=vocabulary.draft_index(),
         config=config,
-        dtype=torch.float32,
+        dtype=dtype,
     )
 
 
-def test_the_loss_falls(target: LlamaTarget, texts: list[Text]) -> None:
-    trainer = make_trainer(target, texts)
+@in_both_precisions
+def test_the_loss_falls(target: LlamaTarget, texts: list[Text], dtype: torch.dtype) -> None:
+    trainer = make_trainer(target, texts, dtype=dtype)
     losses = []
     while not trainer.is_done:
         losses.append(trainer.step().loss)
@@ -74,14 +84,15 @@ def test_schedule_shows_every_text_once_an_epoch_in_another_order(texts: list[Te
     assert one_epoch // 2 <= short.num_positions < one_epoch // 2 + 120
 
 
-def test_resuming_is_exact(target: LlamaTarget, texts: list[Text], tmp_path: Path) -> None:
-    whole = make_trainer(target, texts)
+@in_both_precisions
+def test_resuming_is_exact(target: LlamaTarget, texts: list[Text], tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = make_trainer(target, texts, dtype=dtype)
     expected = [whole.step() for _ in range(8)]
-    first = make_trainer(target, texts)
+    first = make_trainer(target, texts, dtype=dtype)
     for _ in range(3):
         first.step()
     save_state(tmp_path / "state.pt", first, recipe={"lr": 1}, best=1.5)
-    second = make_trainer(target, texts, replace(CONFIG, seed=CONFIG.seed))
+    second = make_trainer(target, texts, replace(CONFIG, seed=CONFIG.seed), dtype=dtype)
     assert load_state(tmp_path / "state.pt", second, recipe={"lr": 1}) == 1.5
     found = [second.step() for _ in range(5)]
     assert [r.loss for r in found] == [r.loss for r in expected[3:]]
@@ -101,23 +112,35 @@ def test_another_recipe_cannot_go_on(target: LlamaTarget, texts: list[Text], tmp
 
 
 class Spoiled:
-    """Gives infinite taps for one text."""
+    """Gives infinite taps, or a law that is no number, for one text."""
 
-    def __init__(self, source: LiveStates, id: str) -> None:
-        self._source, self._id = source, id
+    def __init__(self, source: LiveStates, id: str, what: str) -> None:
+        self._source, self._id, self._what = source, id, what
 
     def states(self, texts: Sequence[Text]) -> list[TextStates]:
         found: list[Any] = self._source.states(texts)
         for text, state in zip(texts, found, strict=True):
-            if text.id == self._id:
+            if text.id == self._id and self._what == "taps":
                 state.taps_SD[1, 0] = torch.inf
+            elif text.id == self._id:
+                state.law_probs_QK[1] = torch.nan
         return found
 
 
-def test_infinite_numbers_stop_with_the_rows_name(target: LlamaTarget, texts: list[Text]) -> None:
+@in_both_precisions
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("taps", "row 'text-5': the target's hidden states are not finite"),
+        ("laws", "row 'text-5': its loss is not finite"),
+    ],
+)
+def test_infinite_numbers_stop_with_the_rows_name(
+    target: LlamaTarget, texts: list[Text], what: str, message: str, dtype: torch.dtype
+) -> None:
     live = LiveStates(target=target, tap_layers=(1, 2, 4), num_law_tokens=20)
-    trainer = make_trainer(target, texts, source=Spoiled(live, "text-5"))
-    with pytest.raises(DataError, match="row 'text-5': the target's hidden states are not finite"):
+    trainer = make_trainer(target, texts, source=Spoiled(live, "text-5", what), dtype=dtype)
+    with pytest.raises(DataError, match=message):
         while True:
             trainer.step()
     assert all(bool(p.isfinite().all()) for p in trainer.head.parameters())

@@ -201,6 +201,12 @@ class Context:
         if self._lib.outrider_run(self._handle, model, rows):
             raise MemoryError("the native pass ran out of memory; lower the batch size or the prefill chunk")
 
+    @property
+    def handle(self) -> int:
+        """What C calls take."""
+        handle: int = self._handle
+        return handle
+
     def stream(self, address: int, num_bytes: int) -> int:
         """Sum memory with all threads: what a pass over as many bytes cannot beat."""
         total: int = self._lib.outrider_stream(self._handle, address, num_bytes // 256 * 256)

@@ -1,34 +1,39 @@
 """Differentiable pieces of a layer with hand-written backward passes: fewer trips over memory than autograd would make.
 
 On a processor that multiplies matrices as fast as this one, everything that is not a matrix product is what training
-waits for. Each function here is tested against its plain form, values and gradients.
+waits for. Each function here is tested against its plain form, values and gradients; bfloat16 rows on the CPU go through
+native kernels where there are any (:func:`outrider.native.training.training_kernels`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["AttentionPlan", "PlanSegment", "padded", "rotate", "take_rows", "unit_norm", "unrolled_attention"]
+from outrider.native.training_rows import RowKernels, row_kernels
 
-QUERY_PAD, KEY_PAD, OWN_PAD = 32, 64, 8
-"""Sizes of a text's products, and its queries' own later keys, are multiples of these."""
+__all__ = ["SharedWeight", "gated", "linear", "rotate", "take_rows", "unit_norm"]
 
 
-def unit_norm(x_RD: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps)`` row by row: an RMS norm whose weight the caller folds into the next matrix."""
+def unit_norm(x_RD: Tensor, eps: float, weight_D: Tensor | None = None) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` row by row, times a float32 weight if there is one (one may be folded elsewhere)."""
+    kernels = row_kernels(x_RD, x_RD.shape[-1])
+    if kernels is not None and (weight_D is None or weight_D.dtype == torch.float32):
+        flat = _dense(x_RD.flatten(0, -2))
+        normed: Tensor = _NativeNorm.apply(kernels, flat, weight_D, eps)  # type: ignore[no-untyped-call]
+        return normed.view(x_RD.shape)
     out: Tensor = _UnitNorm.apply(x_RD, eps)  # type: ignore[no-untyped-call]
-    return out
+    return out if weight_D is None else out * weight_D.to(out.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def rotate(x_RHC: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary embedding, rotate-half form; the sign of the first half is folded into ``signed_sin``."""
-    out: Tensor = _Rotate.apply(x, cos, signed_sin)  # type: ignore[no-untyped-call]
+    kernels = row_kernels(x_RHC, x_RHC.shape[-1] // 2)
+    form, first = (_Rotate, ()) if kernels is None else (_NativeRotate, (kernels,))
+    out: Tensor = form.apply(*first, x_RHC, cos, signed_sin)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -36,6 +41,108 @@ def take_rows(x: Tensor, rows_Q: Tensor) -> Tensor:
     """``x[rows]``, each row taken at most once, so that its gradient is a copy and not a sum."""
     out: Tensor = _TakeRows.apply(x, rows_Q)  # type: ignore[no-untyped-call]
     return out
+
+
+def gated(gate_up_RI: Tensor) -> Tensor:
+    """``silu(gate) * up`` of rows that hold both, one behind the other."""
+    kernels = row_kernels(gate_up_RI, gate_up_RI.shape[-1] // 2)
+    if kernels is None:
+        gate, up = gate_up_RI.chunk(2, dim=-1)
+        return F.silu(gate) * up
+    out: Tensor = _NativeGate.apply(kernels, gate_up_RI)  # type: ignore[no-untyped-call]
+    return out
+
+
+class SharedWeight:
+    """A matrix that a batch multiplies by several times; its gradient is summed over all uses before it is rounded.
+
+    Every use must take part in the backward pass: the last of them to come up hands the gradient out.
+    """
+
+    def __init__(self, weight_OD: Tensor) -> None:
+        self.weight_OD = weight_OD
+        self.num_uses = 0
+        self.sums: Tensor | None = None
+
+
+def linear(x_RD: Tensor, weight_OD: Tensor | SharedWeight) -> Tensor:
+    """``x @ weight.T``; the weight's gradient, for which PyTorch turns a whole matrix, comes from a native kernel."""
+    shared = weight_OD if isinstance(weight_OD, SharedWeight) else SharedWeight(weight_OD)
+    kernels = row_kernels(x_RD, _ANY_WIDTH)
+    if kernels is None:
+        return F.linear(x_RD, shared.weight_OD)
+    out: Tensor = _Linear.apply(kernels, x_RD, shared.weight_OD, shared)  # type: ignore[no-untyped-call]
+    return out
+
+
+_ANY_WIDTH = 0
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Itself if each row lies in one piece, else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _NativeNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: RowKernels, x_RD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
+        out_RD, scales_R = kernels.norm(x_RD, weight_D, eps)
+        ctx.kernels = kernels
+        ctx.save_for_backward(x_RD, scales_R, weight_D)
+        return out_RD
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x_RD, scales_R, weight_D = ctx.saved_tensors
+        grad_RD, weight_grad_D = ctx.kernels.norm_back(_dense(slopes[0]), x_RD, scales_R, weight_D)
+        return None, grad_RD, weight_grad_D, None
+
+
+class _NativeRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: RowKernels, x_RHC: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.kernels, ctx.tables = kernels, (cos.contiguous(), signed_sin.contiguous())
+        return kernels.rotate(_dense_heads(x_RHC), *ctx.tables, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        return None, ctx.kernels.rotate(_dense_heads(slopes[0]), *ctx.tables, back=True), None, None
+
+
+def _dense_heads(x_RHC: Tensor) -> Tensor:
+    return x_RHC if x_RHC.stride()[1:] == (x_RHC.shape[2], 1) else x_RHC.contiguous()
+
+
+class _NativeGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: RowKernels, gate_up_RI: Tensor) -> Tensor:
+        ctx.kernels, gate_up_RI = kernels, _dense(gate_up_RI)
+        ctx.save_for_backward(gate_up_RI)
+        return kernels.gated(gate_up_RI)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        return None, ctx.kernels.gated_back(_dense(slopes[0]), *ctx.saved_tensors)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: RowKernels, x_RD: Tensor, weight_OD: Tensor, shared: SharedWeight) -> Tensor:
+        ctx.kernels, ctx.shared = kernels, shared
+        ctx.save_for_backward(x_RD, weight_OD)
+        shared.num_uses += 1
+        return F.linear(x_RD, weight_OD)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x_RD, weight_OD = ctx.saved_tensors
+        shared: SharedWeight = ctx.shared
+        x_grad_RD = slopes[0] @ weight_OD if ctx.needs_input_grad[1] else None
+        shared.num_uses -= 1
+        shared.sums, weight_grad_OD = ctx.kernels.weight_gradient(
+            _dense(slopes[0]), _dense(x_RD), shared.sums, is_last=not shared.num_uses
+        )
+        return None, x_grad_RD, weight_grad_OD, None
 
 
 class _TakeRows(torch.autograd.Function):
@@ -80,198 +187,3 @@ class _Rotate(torch.autograd.Function):
         cos, signed_sin = ctx.saved_tensors
         # Turning back is turning by the opposite angle.
         return torch.addcmul(slopes[0] * cos, slopes[0].roll(cos.shape[-1] // 2, -1), signed_sin, value=-1), None, None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSegment:
-    """One packed text: its keys ``[first_key, past_key)``, its queries, and the additive mask of both padded.
-
-    Products run over the padded ranges (``mask.shape``), which reach into the next text: its keys are masked, its queries'
-    shares are set to zero, and what comes out for either is dropped.
-    """
-
-    first_key: int
-    past_key: int
-    first_query: int
-    past_query: int
-    mask: Tensor
-
-    @property
-    def keys(self) -> slice:
-        """Its rows among all keys."""
-        return slice(self.first_key, self.past_key)
-
-    @property
-    def queries(self) -> slice:
-        """Its rows among all queries."""
-        return slice(self.first_query, self.past_query)
-
-    @property
-    def wide_keys(self) -> slice:
-        """The padded range."""
-        return slice(self.first_key, self.first_key + self.mask.shape[1])
-
-    @property
-    def wide_queries(self) -> slice:
-        """The padded range."""
-        return slice(self.first_query, self.first_query + self.mask.shape[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
-    """Which query sees which step-0 key, text by text. Made once a batch, used by every layer and unroll step.
-
-    Texts are padded to few different sizes. The library behind matrix products prepares each shape that it has not seen,
-    which takes several times as long as the product itself.
-    """
-
-    segments: tuple[PlanSegment, ...]
-
-    @staticmethod
-    def build(texts: Sequence[tuple[int, Sequence[int]]], *, dtype: torch.dtype = torch.bfloat16) -> AttentionPlan:
-        """For texts of so many keys, with queries at these indexes."""
-        segments: list[PlanSegment] = []
-        first_key = first_query = 0
-        for num_keys, indexes in texts:
-            at = torch.tensor(indexes, dtype=torch.int64).unsqueeze(1)
-            mask = torch.zeros(padded(len(indexes), QUERY_PAD), padded(num_keys, KEY_PAD), dtype=dtype)
-            mask[: len(indexes)].masked_fill_(torch.arange(mask.shape[1]) > at, -torch.inf)
-            segments.append(
-                PlanSegment(
-                    first_key=first_key,
-                    past_key=first_key + num_keys,
-                    first_query=first_query,
-                    past_query=first_query + len(indexes),
-                    mask=mask,
-                )
-            )
-            first_key += num_keys
-            first_query += len(indexes)
-        return AttentionPlan(segments=tuple(segments))
-
-
-def unrolled_attention(
-    plan: AttentionPlan, queries_QHC: Tensor, step0: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]]
-) -> Tensor:
-    """Attention of an unroll step: step-0 keys of the same text up to the query's index, and the index's own later keys.
-
-    Args:
-        plan: who sees whom.
-        queries_QHC: rotated queries of all texts' query indexes.
-        step0: keys and values ``[R, G, C]`` of all indexes.
-        own: keys and values ``[Q, G, C]`` of steps 1, 2, .. at the query indexes.
-
-    Returns:
-        ``[Q, H, C]``.
-    """
-    flat = [tensor for pair in own for tensor in pair]
-    out: Tensor = _UnrolledAttention.apply(plan, queries_QHC, *step0, *flat)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _UnrolledAttention(torch.autograd.Function):
-    """Scores of step-0 keys by matrix products text by text; a query's own keys are single columns behind them.
-
-    Inside, everything lies head by head, ``[H, Q, C]``, so that a text's part is a view; keys and values are repeated for
-    the query heads that share them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: AttentionPlan, queries_QHC: Tensor, keys_RGC: Tensor, values_RGC: Tensor, *own: Tensor
-    ) -> Tensor:
-        members, num_queries = queries_QHC.shape[1] // keys_RGC.shape[1], queries_QHC.shape[0]
-        queries_HQC = _by_head(queries_QHC).mul_(queries_QHC.shape[-1] ** -0.5)
-        keys_HRC, values_HRC = _repeated(keys_RGC, members), _repeated(values_RGC, members)
-        own_keys, own_values = own[0::2], own[1::2]
-        columns_HQJ = queries_HQC.new_full((*queries_HQC.shape[:2], padded(len(own_keys), OWN_PAD)), -torch.inf)
-        for index, keys in enumerate(own_keys):
-            columns_HQJ[:, :num_queries, index] = _own_products(queries_HQC[:, :num_queries], keys)
-        out_HQC = queries_HQC.new_zeros((queries_HQC.shape[0], num_queries, queries_HQC.shape[2]))
-        own_shares_HQJ = queries_HQC.new_zeros((queries_HQC.shape[0], num_queries, len(own_keys)))
-        shares: list[Tensor] = []
-        for each in plan.segments:
-            at, seen = each.wide_queries, each.wide_keys
-            count, width = each.past_query - each.first_query, each.mask.shape[1]
-            scores = torch.baddbmm(each.mask, queries_HQC[:, at], keys_HRC[:, seen].transpose(1, 2))
-            share = torch.softmax(torch.cat((scores, columns_HQJ[:, at]), dim=-1), dim=-1)
-            share[:, count:] = 0
-            out_HQC[:, each.queries] = torch.bmm(share[..., :width], values_HRC[:, seen])[:, :count]
-            own_shares_HQJ[:, each.queries] = share[:, :count, width : width + len(own_keys)]
-            shares.append(share)
-        for index, values in enumerate(own_values):
-            _grouped(out_HQC, values).addcmul_(_column(own_shares_HQJ, index, values), _one_of_group(values))
-        ctx.plan, ctx.shares, ctx.members = plan, shares, members
-        ctx.save_for_backward(queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own)
-        return out_HQC.transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        queries_HQC, keys_HRC, values_HRC, out_HQC, own_shares_HQJ, *own = ctx.saved_tensors
-        num_queries, num_keys = out_HQC.shape[1], keys_HRC.shape[1] - KEY_PAD
-        slope_HQC = _by_head(slopes[0])
-        common_HQ1 = F.pad((slope_HQC[:, :num_queries] * out_HQC).sum(dim=-1, keepdim=True), (0, 0, 0, QUERY_PAD))
-        query_grad_HQC = torch.zeros_like(out_HQC)
-        key_grad_HRC, value_grad_HRC = (x.new_zeros((x.shape[0], num_keys, x.shape[2])) for x in (keys_HRC, values_HRC))
-        for each, share in zip(ctx.plan.segments, ctx.shares, strict=True):
-            at, seen = each.wide_queries, each.wide_keys
-            count, length = each.past_query - each.first_query, each.past_key - each.first_key
-            share0 = share[..., : each.mask.shape[1]]
-            value_grad_HRC[:, each.keys] = torch.bmm(share0.transpose(1, 2), slope_HQC[:, at])[:, :length]
-            pull = torch.bmm(slope_HQC[:, at], values_HRC[:, seen].transpose(1, 2))
-            pull.sub_(common_HQ1[:, at]).mul_(share0)
-            query_grad_HQC[:, each.queries] = torch.bmm(pull, keys_HRC[:, seen])[:, :count]
-            key_grad_HRC[:, each.keys] = torch.bmm(pull.transpose(1, 2), queries_HQC[:, at])[:, :length]
-        slope_HQC, queries_HQC = slope_HQC[:, :num_queries], queries_HQC[:, :num_queries]
-        common_HQ1 = common_HQ1[:, :num_queries]
-        own_grads: list[Tensor] = []
-        for index, (keys, values) in enumerate(zip(own[0::2], own[1::2], strict=True)):
-            share_GMQ1 = _column(own_shares_HQJ, index, values)
-            pull_HQ = _own_products(slope_HQC, values).sub_(common_HQ1.squeeze(-1)).mul_(own_shares_HQJ[..., index])
-            pull_GMQ1 = _grouped(pull_HQ.unsqueeze(-1), keys)
-            _grouped(query_grad_HQC, keys).addcmul_(pull_GMQ1, _one_of_group(keys))
-            own_grads.append((pull_GMQ1 * _grouped(queries_HQC, keys)).sum(dim=1).transpose(0, 1))
-            own_grads.append((share_GMQ1 * _grouped(slope_HQC, values)).sum(dim=1).transpose(0, 1))
-        query_grad_HQC.mul_(slopes[0].shape[-1] ** -0.5)
-        key_grad, value_grad = (_summed(grad, ctx.members) for grad in (key_grad_HRC, value_grad_HRC))
-        return None, query_grad_HQC.transpose(0, 1), key_grad, value_grad, *own_grads
-
-
-def padded(count: int, multiple: int) -> int:
-    """``count``, rounded up."""
-    return -(-count // multiple) * multiple
-
-
-def _by_head(x_QHC: Tensor) -> Tensor:
-    """``[H, Q + QUERY_PAD, C]``, a copy with zeros behind it."""
-    return F.pad(x_QHC.transpose(0, 1), (0, 0, 0, QUERY_PAD))
-
-
-def _repeated(x_RGC: Tensor, members: int) -> Tensor:
-    """``[H, R + KEY_PAD, C]``: each key head once for every query head that reads it, zeros behind."""
-    return F.pad(x_RGC.transpose(0, 1), (0, 0, 0, KEY_PAD)).repeat_interleave(members, dim=0)
-
-
-def _summed(x_HRC: Tensor, members: int) -> Tensor:
-    """``[R, G, C]``: what all query heads of a group leave at their key head."""
-    return x_HRC.view(-1, members, *x_HRC.shape[1:]).sum(dim=1).transpose(0, 1)
-
-
-def _grouped(x: Tensor, like_QGC: Tensor) -> Tensor:
-    """``[H, Q, ..]`` seen as ``[G, M, Q, ..]``."""
-    return x.view(like_QGC.shape[1], -1, *x.shape[1:])
-
-
-def _one_of_group(x_QGC: Tensor) -> Tensor:
-    """``[G, 1, Q, C]``."""
-    return x_QGC.transpose(0, 1).unsqueeze(1)
-
-
-def _column(shares_HQJ: Tensor, index: int, like_QGC: Tensor) -> Tensor:
-    """``[G, M, Q, 1]``."""
-    return _grouped(shares_HQJ[..., index : index + 1], like_QGC)
-
-
-def _own_products(x_HQC: Tensor, keys_QGC: Tensor) -> Tensor:
-    """Product of each row with its own key, ``[H, Q]``."""
-    return (_grouped(x_HQC, keys_QGC) * _one_of_group(keys_QGC)).sum(dim=-1).flatten(0, 1)

@@ -119,11 +119,16 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss, rows_NR = self.loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        total = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip_norm, foreach=True)
+        total = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.head.parameters() if p.grad is not None], foreach=True
+        )
         mean, norm = float(loss.detach()), float(total)
         if not math.isfinite(mean) or not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise self._blame(batch, rows_NR)
+        # A gradient within the norm would be multiplied by 1.
+        if norm + 2e-6 > 0.999 * self.config.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.head.parameters(), self.config.clip_norm, total, foreach=True)
         rate = self.learning_rate(self.update)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -62,7 +62,7 @@ class TextStates:
 class TrainBatch:
     """Packed texts, ready for the head.
 
-    Rows and queries are padded to few different counts, for the reason that :class:`outrider.train.functions.AttentionPlan`
+    Rows and queries are padded to few different counts, for the reason that :class:`outrider.train.attention.AttentionPlan`
     gives; padding belongs to no text, is read by no query and has no loss.
 
     Attributes:

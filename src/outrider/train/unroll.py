@@ -11,8 +11,8 @@ tokens 0 .. 4 and an answer a, b, c, e (the end)::
     step 1 reads, predicts                        b -> c            c -> e  nothing is left: weight 0
     law held against at step s                    that of query row s further on
 
-RMS norm weights are folded into the matrices behind them once a batch; queries, keys and values, and gate and up, are one
-product each.
+RMS norm weights before queries, keys and values are folded into these matrices once a batch; queries, keys and values, and
+gate and up, are one product each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead, EagleLayer
-from outrider.train.functions import AttentionPlan, rotate, take_rows, unit_norm, unrolled_attention
+from outrider.train.attention import AttentionPlan, unrolled_attention
+from outrider.train.functions import SharedWeight, gated, linear, rotate, take_rows, unit_norm
 from outrider.train.packing import TrainBatch
 
 __all__ = ["UnrolledHead"]
@@ -35,13 +36,15 @@ Heads = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A layer's matrices as one batch uses them: norms folded in, neighbours fused."""
+    """A layer's matrices as one batch uses them: one norm folded in, neighbours fused; ``all`` is query, key and value."""
 
+    all: SharedWeight
     query: Tensor
     key_value: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
+    out: SharedWeight
+    norm: Tensor
+    gate_up: SharedWeight
+    down: SharedWeight
     residual_norm: Tensor | None
 
     @staticmethod
@@ -50,15 +53,19 @@ class _Layer:
         norm: Tensor = layer.input_layernorm.weight
         if layer.hidden_norm is not None:
             norm = torch.cat((norm, layer.hidden_norm.weight))
-        key_value = torch.cat((attention.k_proj.weight, attention.v_proj.weight))
+        matrices = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+        query_key_value = (torch.cat(matrices) * norm).to(dtype)
+        num_queries = len(matrices[0])
         gate_up = torch.cat((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
         is_normed = layer.norm_before_residual and layer.hidden_norm is not None
         return _Layer(
-            query=(attention.q_proj.weight * norm).to(dtype),
-            key_value=(key_value * norm).to(dtype),
-            out=attention.o_proj.weight.to(dtype),
-            gate_up=(gate_up * layer.post_attention_layernorm.weight).to(dtype),
-            down=layer.mlp.down_proj.weight.to(dtype),
+            all=SharedWeight(query_key_value),
+            query=query_key_value[:num_queries],
+            key_value=query_key_value[num_queries:],
+            out=SharedWeight(attention.o_proj.weight.to(dtype)),
+            gate_up=SharedWeight(gate_up.to(dtype)),
+            norm=layer.post_attention_layernorm.weight,
+            down=SharedWeight(layer.mlp.down_proj.weight.to(dtype)),
             residual_norm=layer.hidden_norm.weight.to(dtype) if is_normed and layer.hidden_norm is not None else None,
         )
 
@@ -84,8 +91,8 @@ class UnrolledHead:
         """Unroll.
 
         Returns:
-            Outputs of all steps behind a final norm without weight, ``[N, Q, D]``, and the LM head with that weight
-            folded in, ``[U, D]`` in the parameters' dtype: their product is the logits.
+            Outputs of all steps behind the final norm, ``[N, Q, D]``, and the LM head, ``[U, D]`` in the parameters'
+            dtype: their product is the logits.
         """
         layers = [_Layer.fold(layer, self.dtype) for layer in self._layers()]
         plan = AttentionPlan.build(batch.plan_texts, dtype=self.dtype)
@@ -96,8 +103,7 @@ class UnrolledHead:
         for step in range(1, num_steps):
             hidden = self._later_step(batch, layers, keys, plan, self._feedback(hidden), step)
             outputs.append(hidden)
-        head_UD = self.head.lm_head.weight * self.head.norm.weight
-        return self._unit(torch.stack(outputs)), head_UD
+        return unit_norm(torch.stack(outputs), self._config.norm_eps, self.head.norm.weight), self.head.lm_head.weight
 
     def num_flop(self, num_keys: int, num_queries: int, num_steps: int) -> float:
         """Floating-point operations of matrices, forward and backward: 6 a weight and row that it is applied to."""
@@ -128,7 +134,7 @@ class UnrolledHead:
     def _feedback(self, output_QD: Tensor) -> Tensor:
         if not self._config.norm_output:
             return output_QD
-        return self._unit(output_QD) * self.head.norm.weight.to(self.dtype)
+        return unit_norm(output_QD, self._config.norm_eps, self.head.norm.weight)
 
     def _turn(self, positions: Tensor) -> Heads:
         cos, sin = self.head.rotation(positions, self.dtype)
@@ -151,7 +157,7 @@ class UnrolledHead:
         for index, layer in enumerate(layers):
             turn = self._turn(positions)
             is_last = index == len(layers) - 1
-            keys[index].append(self._keys(F.linear(inputs, layer.key_value), turn))
+            keys[index].append(self._keys(linear(inputs, layer.key_value), turn))
             at = batch.query_rows_Q
             residual = self._residual(layer, hidden, unit)
             if is_last:
@@ -159,7 +165,7 @@ class UnrolledHead:
                 turn = (turn[0][at], turn[1][at])
             who = plan if is_last else full
             assert who is not None
-            queries = rotate(self._heads(F.linear(inputs, layer.query)), *turn)
+            queries = rotate(self._heads(linear(inputs, layer.query)), *turn)
             hidden = self._finish(layer, residual, unrolled_attention(who, queries, keys[index][0], []))
             if not is_last:
                 unit = inputs = self._unit(hidden)
@@ -179,10 +185,11 @@ class UnrolledHead:
         unit = self._unit(hidden)
         inputs = torch.cat((F.embedding(batch.read_tokens_NQ[step], self._embedding_VD), unit), dim=-1)
         for index, layer in enumerate(layers):
-            num_queries = layer.query.shape[0]
-            both = F.linear(inputs, torch.cat((layer.query, layer.key_value)))
-            keys[index].append(self._keys(both[:, num_queries:], turn))
-            queries = rotate(self._heads(both[:, :num_queries]), *turn)
+            num_queries, num_both = layer.query.shape[0], layer.key_value.shape[0]
+            both = linear(inputs, layer.all)
+            query, key_value = torch.split(both, [num_queries, num_both], dim=-1)
+            keys[index].append(self._keys(key_value, turn))
+            queries = rotate(self._heads(query), *turn)
             attended = unrolled_attention(plan, queries, keys[index][0], keys[index][1:])
             hidden = self._finish(layer, self._residual(layer, hidden, unit), attended)
             unit = inputs = self._unit(hidden)
@@ -197,7 +204,8 @@ class UnrolledHead:
             taps_RD = torch.cat([self._unit(piece) for piece in pieces], dim=-1)
             weight = weight * torch.cat([norm.weight for norm in head.fc_norm])  # type: ignore[misc]
         bias = None if head.fc.bias is None else head.fc.bias.to(self.dtype)
-        return F.linear(taps_RD, weight.to(self.dtype), bias)
+        fused_RD = linear(taps_RD, weight.to(self.dtype))
+        return fused_RD if bias is None else fused_RD + bias
 
     def _residual(self, layer: _Layer, hidden: Tensor, unit: Tensor) -> Tensor:
         return hidden if layer.residual_norm is None else unit * layer.residual_norm
@@ -211,6 +219,6 @@ class UnrolledHead:
         return rotate(key.reshape(shape), *turn), value.reshape(shape)
 
     def _finish(self, layer: _Layer, residual: Tensor, attended_QHC: Tensor) -> Tensor:
-        x = residual + F.linear(attended_QHC.flatten(1), layer.out)
-        gate, up = F.linear(self._unit(x), layer.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, layer.down)
+        x = residual + linear(attended_QHC.flatten(1), layer.out)
+        normed = unit_norm(x, self._config.norm_eps, layer.norm)
+        return x + linear(gated(linear(normed, layer.gate_up)), layer.down)

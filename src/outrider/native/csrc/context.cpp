@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "context.h"
 #include "dispatch.h"
 #include "plan.h"
 #include "pool.h"
@@ -145,6 +146,10 @@ void OutriderContext::run(const OutriderModel& model, const OutriderPass& pass) 
         },
         &call);
 }
+
+const Kernels& kernels_of(const OutriderContext& context) { return *context.kernels; }
+Pool& pool_of(OutriderContext& context) { return context.pool; }
+std::mutex& turn_of(OutriderContext& context) { return context.busy; }
 
 // A handle with `num_threads` threads (the caller is one) and the kernels of that name, or null if those cannot run here.
 OUTRIDER_EXPORT OutriderContext* outrider_open(const char* kernels, int32_t num_threads) {

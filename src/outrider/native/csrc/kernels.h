@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "product.h"
+#include "train.h"
 #include "work.h"
 
 struct Kernels {
@@ -25,6 +26,7 @@ struct Kernels {
     void (*silu)(const float* x, float* y, int count);
     // The sum of 32-bit words (a multiple of 64 of them): how fast memory can be read.
     uint32_t (*sum_words)(const uint32_t* words, int64_t count);
+    TrainKernels train;
 };
 
 extern const Kernels kernels_portable;

@@ -3,6 +3,10 @@
 
 #include "kernels.h"
 #include "layers.h"
+#include "train_attention.h"
+#include "train_loss.h"
+#include "train_products.h"
+#include "train_rows.h"
 
 namespace {
 
@@ -33,4 +37,5 @@ uint32_t sum_words(const uint32_t* words, int64_t count) {
     extern const Kernels kernels_##NAME = {#NAME,        run_pass,     begin_thread,  end_thread,     product_bf16, \
                                            product_int8, begin_int4,   end_int4,      product_int4,   norm_row,     \
                                            put_row_int8, put_row_split, put_row_groups, power_all,     silu_all,     \
-                                           sum_words};
+                                           sum_words,    {pack_head, loss_logits, loss_gradients, attend, attend_back, \
+                                            run_rows, weight_gradient}};
