@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -198,6 +199,8 @@ def eagle3(
     - `outrider train eagle3 traffic.jsonl --out my-head --taps store --epochs 8 --init target-layer:29`
     - `outrider generate "Hello" --draft my-head`
     """
+    # Read when PyTorch is loaded: its threads are not to spin where the kernels' own threads want to run.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from outrider.device import keep_prepared_products
 
     flags = context.params
