@@ -6,8 +6,20 @@ import pytest
 import torch
 
 from outrider.models.llama import LlamaTarget
+from outrider.native.library import KERNELS, is_available
 from outrider.train.corpus import Text
 from tests.drafters.heads import VOCAB, tiny_target
+from tests.train.native_sets import use
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An instruction set of this processor, and training's native pieces running on it."""
+    name: str = request.param
+    if not is_available(name):
+        pytest.skip(f"this processor cannot run the {name} kernels")
+    use(monkeypatch, name)
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.native.library import KERNELS, is_available
 from outrider.train.attention import AttentionPlan, unrolled_attention
 from tests.train.native_sets import use
 
@@ -21,16 +20,6 @@ MORE_KEYS, MORE_QUERIES = 7, 5
 
 # Query heads, key heads, head width: grouped, one to one, widths on and off the tiles' 32 and the registers' 16.
 SHAPES = ((6, 2, 64), (2, 2, 32), (3, 1, 40), (4, 2, 10), (2, 1, 80))
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An instruction set of this processor, and the native attention running on it."""
-    name: str = request.param
-    if not is_available(name):
-        pytest.skip(f"this processor cannot run the {name} kernels")
-    use(monkeypatch, name)
-    return name
 
 
 def problem(heads: int, groups: int, width: int, num_own: int) -> list[Tensor]:

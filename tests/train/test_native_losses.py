@@ -6,22 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.native.library import KERNELS, is_available
 from outrider.train import losses
 from outrider.train.losses import LOSSES, LossName, dense_laws, lean_loss, row_losses
 from tests.train.native_sets import use
 
 Found = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An instruction set of this processor, and the native loss running on it."""
-    name: str = request.param
-    if not is_available(name):
-        pytest.skip(f"this processor cannot run the {name} kernels")
-    use(monkeypatch, name)
-    return name
 
 
 def problem(num_rows: int, size: int, width: int, num_kept: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

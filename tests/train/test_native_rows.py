@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters.eagle_head import EagleHead
 from outrider.native import training
-from outrider.native.library import KERNELS, Context, Unavailable, is_available
+from outrider.native.library import Context, Unavailable
 from outrider.native.training_rows import row_kernels
 from outrider.train.functions import SharedWeight, gated, linear, rotate, unit_norm
 from outrider.train.losses import lean_loss
@@ -19,16 +19,6 @@ from outrider.train.unroll import UnrolledHead
 from tests.drafters.heads import tiny_head
 from tests.train.native_sets import use
 from tests.train.test_unroll import NUM_STEPS, random_batch
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An instruction set of this processor, and training's pieces running on it."""
-    name: str = request.param
-    if not is_available(name):
-        pytest.skip(f"this processor cannot run the {name} kernels")
-    use(monkeypatch, name)
-    return name
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
