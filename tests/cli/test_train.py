@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_preview_marks_trained_tokens(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_mistakes_are_named(traffic: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
     assert main(["train", "eagle3", str(traffic), *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "then"), [(None, "passive"), ("active", "active")])
+def test_threads_rest_unless_told_otherwise(
+    traffic: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, then: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["train", "eagle3", str(traffic)]) == 2, "no --out"
+    assert os.environ["OMP_WAIT_POLICY"] == then
 
 
 def test_nothing_to_train_on(traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

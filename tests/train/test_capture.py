@@ -105,6 +105,9 @@ def test_more_texts_are_added_to_those_captured(target: LlamaTarget, texts: list
     stored = capture_shards(tmp_path, wanted, live_of(target), disk_budget_bytes=BUDGET, on_texts=done.append)
     assert done[0] == 3 and done[-1] == len(wanted)
     assert first.read_bytes() == before and len(list(tmp_path.glob("shard-*"))) == 2
+    total = stored.num_bytes
+    with pytest.raises(ConfigError, match=r"--disk-budget of .* GB, of which .* GB are taken"):
+        capture_shards(tmp_path, texts, live_of(target), disk_budget_bytes=total + 100)
     assert close(stored.states(wanted), [live_of(target).states([text])[0] for text in wanted])
 
 

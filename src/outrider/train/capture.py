@@ -136,7 +136,7 @@ def capture_shards(
     manifest = _open_manifest(folder, _made_from(source))
     stored = {digest for shard in manifest["shards"] for digest, _, _ in shard["texts"]}
     missing = [text for text in texts if _digest(text) not in stored]
-    _check_room(folder, missing, source, disk_budget_bytes)
+    _check_room(folder, manifest, source.stored_bytes(missing), disk_budget_bytes)
     done = len(texts) - len(missing)
     on_texts(done)
     shard: list[tuple[Text, TextStates]] = []
@@ -152,13 +152,19 @@ def capture_shards(
     return StoredStates(folder, texts)
 
 
-def _check_room(folder: Path, texts: Sequence[Text], source: LiveStates, budget: int) -> None:
-    needed = source.stored_bytes(texts)
+def _check_room(folder: Path, manifest: dict[str, Any], needed: int, budget: int) -> None:
+    """Room for so many bytes more, within the budget together with the shards that are there."""
+    shards = [folder / shard["file"] for shard in manifest["shards"]]
+    stored = sum(path.stat().st_size for path in shards if path.is_file())
     free = shutil.disk_usage(folder).free
-    if needed > min(budget, free):
-        limit = f"--disk-budget of {budget / 1e9:g} GB" if budget < free else f"{free / 1e9:.1f} GB free on the disk"
+    room = budget - stored
+    if needed > min(room, free):
+        kept = f", of which {stored / 1e9:.3g} GB are taken" if stored else ""
+        limit = (
+            f"--disk-budget of {budget / 1e9:g} GB{kept}" if room < free else f"{free / 1e9:.1f} GB free on the disk"
+        )
         raise ConfigError(
-            f"storing taps of {len(texts)} texts needs {needed / 1e9:.3g} GB, more than the {limit}; "
+            f"storing the taps of the texts that are not there yet needs {needed / 1e9:.3g} GB, more than the {limit}; "
             "give --taps live, fewer rows (--limit), or a larger --disk-budget"
         )
 
