@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_line", "read_lines", "replace_file", "write_json"]
+__all__ = ["append_line", "hold", "read_lines", "replace_file", "write_json"]
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold a lock file. It is given back when the process ends, however that comes about.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+    """
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_folder import load_head
 from outrider.errors import ConfigError, DataError
+from outrider.files import hold
 from outrider.models.llama import LlamaTarget
 from outrider.train.corpus import Corpus, Text
 from outrider.train.evaluate import decode_held_out, prompt_tokens
@@ -107,6 +108,8 @@ def test_a_folder_in_use_and_another_recipe_are_refused(tmp_path: Path) -> None:
     other = replace(SHORT, learning_rate=0.5)
     with pytest.raises(DataError, match=r"learning_rate = 0\.01, now it is 0\.5"):
         train_eagle(make_job(out, config=other, is_resumed=True), Quiet())
+    with hold(out / "training" / ".lock"), pytest.raises(ConfigError, match="another run trains there now"):
+        train_eagle(make_job(out, config=SHORT, is_resumed=True), Quiet())
 
 
 def test_no_texts_is_an_error(tmp_path: Path) -> None:

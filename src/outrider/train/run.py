@@ -12,6 +12,7 @@ What lies in the folder of a run::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -27,7 +28,7 @@ from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.head_folder import HeadInfo, save_head
 from outrider.drafters.head_record import answer_statistics, common_tokens, tap_statistics, tensor_statistics
 from outrider.errors import ConfigError
-from outrider.files import append_line, read_lines, replace_file
+from outrider.files import append_line, hold, read_lines, replace_file
 from outrider.models.base import LoadedTarget
 from outrider.train.answers import AnswerSettings, AnswerSource, answer_all
 from outrider.train.capture import LiveStates, StateSource, capture_shards
@@ -101,6 +102,15 @@ def train_eagle(job: Job, report: Reporter) -> Acceptance | None:
         ConfigError, DataError: options, files or numbers that cannot be; the text says which.
     """
     _check_folder(job)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(job.work / ".lock"))
+        except BlockingIOError:
+            raise ConfigError(f"{job.out}: another run trains there now; wait for it, or give another --out") from None
+        return _train(job, report)
+
+
+def _train(job: Job, report: Reporter) -> Acceptance | None:
     if not job.corpus.texts:
         check_any_trained(0, job.corpus.skipped, "the file")
     _forecast(job, report)
