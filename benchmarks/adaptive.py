@@ -5,7 +5,8 @@ loaded and never asked (``idle``), fixed lengths, and the planner (``adaptive``)
 weights and keeps its requests in flight from one of its slices to the next; as one request ends, the next of the mix is
 submitted. Reading prompts counts, for all arms alike.
 
-python -m benchmarks.adaptive --traffic DIR --draft auto:suffix,HEAD       # everything; hours on two cores
+python -m benchmarks.adaptive --traffic DIR --draft auto:suffix,HEAD --out adaptive.json  # everything: hours on two cores
+python -m benchmarks.adaptive --traffic DIR --draft auto:suffix,HEAD --out adaptive.json --resume          # and go on
 python -m benchmarks.adaptive --mixes copy_heavy --concurrency 1 8 --slice-s 2 --pairs 2 --no-history    # a try
 
 Bars: adaptive against off, pooled over concurrencies, mix by mix; no cell whose upper bound is below 0.97; adaptive against the
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,7 @@ from outrider.sampling.params import SamplingParams
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 FIXED = (2, 4, 8)
+ARMS = ("off", "idle", *(f"k{k}" for k in FIXED), "adaptive")
 LEAST_TO_OFF, LEAST_OF_A_CELL, LEAST_TO_BEST, LEAST_IDLE = 0.97, 0.97, 0.97, 0.98
 
 
@@ -147,20 +150,22 @@ def prompts_of(mix: Mix, bench: Bench) -> list[list[int]]:
 
 def measure_cell(bench: Bench, mix: str, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
     """All arms at one concurrency; the first slice of each warms up and does not count."""
-    names = ["off", "idle", *(f"k{k}" for k in FIXED), "adaptive"]
+    names = list(args.arms)
     arms = {name: make_arm(name, bench, MIXES[mix], args, concurrency) for name in names}
     for turn in range(args.pairs + 1):
         for name in alternate(names, turn):
             arms[name].run(concurrency, args.slice_s)
         print(f"{mix}, {concurrency} at a time: round {turn} of {args.pairs}", file=sys.stderr)
-    planner = arms["adaptive"].engine.planner
-    return {
+    cell: dict[str, Any] = {
         "mix": mix,
         "concurrency": concurrency,
         "ms_per_token": {name: [round(ms, 5) for ms in arm.ms_per_token[1:]] for name, arm in arms.items()},
-        "planner": planner.snapshot(),
-        "log": [record.to_json() for record in list(planner.log.records)[-64:]],
     }
+    if "adaptive" in arms:
+        planner = arms["adaptive"].engine.planner
+        log = [record.to_json() for record in list(planner.log.records)[-64:]]
+        cell = {**cell, "planner": planner.snapshot(), "log": log}
+    return cell
 
 
 def bars_of(cells: Sequence[dict[str, Any]]) -> list[Bar]:
@@ -168,14 +173,18 @@ def bars_of(cells: Sequence[dict[str, Any]]) -> list[Bar]:
     bars: list[Bar] = []
     for mix in dict.fromkeys(cell["mix"] for cell in cells):
         mine = [cell["ms_per_token"] for cell in cells if cell["mix"] == mix]
-        off, ours = ([ms for cell in mine for ms in cell[arm]] for arm in ("off", "adaptive"))
-        bars.append(Bar.of_ratio(f"{mix}: adaptive to off", paired_ratio(off, ours), LEAST_TO_OFF))
-        idle = [ms for cell in mine for ms in cell["idle"]]
-        bars.append(Bar.of_ratio(f"{mix}: idle to off", paired_ratio(off, idle), LEAST_IDLE))
-        best = [ms for cell in mine for ms in _best_fixed(cell)]
-        held_out = [ms for cell in mine for ms in cell["adaptive"][1::2]]
-        bars.append(Bar.of_ratio(f"{mix}: adaptive to best fixed", pooled_ratio(best, held_out), LEAST_TO_BEST))
+        off, idle, ours = ([ms for cell in mine for ms in cell.get(arm, ())] for arm in ("off", "idle", "adaptive"))
+        if off and ours:
+            bars.append(Bar.of_ratio(f"{mix}: adaptive to off", paired_ratio(off, ours), LEAST_TO_OFF))
+        if off and idle:
+            bars.append(Bar.of_ratio(f"{mix}: idle to off", paired_ratio(off, idle), LEAST_IDLE))
+        if ours and any(name.startswith("k") for name in mine[0]):
+            best = [ms for cell in mine for ms in _best_fixed(cell)]
+            held_out = [ms for cell in mine for ms in cell["adaptive"][1::2]]
+            bars.append(Bar.of_ratio(f"{mix}: adaptive to best fixed", pooled_ratio(best, held_out), LEAST_TO_BEST))
     for cell in cells:
+        if not {"off", "adaptive"} <= cell["ms_per_token"].keys():
+            continue
         ratio = paired_ratio(cell["ms_per_token"]["off"], cell["ms_per_token"]["adaptive"])
         name = f"{cell['mix']}, {cell['concurrency']} at a time: adaptive to off"
         if ratio.high < LEAST_OF_A_CELL:
@@ -185,7 +194,7 @@ def bars_of(cells: Sequence[dict[str, Any]]) -> list[Bar]:
 
 def _best_fixed(cell: dict[str, list[float]]) -> list[float]:
     """The other half of the slices of the arm that is best on every second one."""
-    names = ["off", *(name for name in cell if name.startswith("k"))]
+    names = [name for name in cell if name == "off" or name.startswith("k")]
     best = min(names, key=lambda name: sum(cell[name][0::2]))
     return cell[best][1::2]
 
@@ -193,7 +202,10 @@ def _best_fixed(cell: dict[str, list[float]]) -> list[float]:
 def main(argv: list[str] | None = None) -> int:
     """Measure the chosen cells; the result file is whole after each of them."""
     arguments = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.resume and args.out is None:
+        parser.error("--resume goes on with --out FILE; name it")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     bench = Bench(
@@ -201,9 +213,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     head = {"kind": "adaptive", **describe_run("benchmarks.adaptive", arguments), "settings": _settings(args)}
     out = args.out or RESULTS / f"adaptive-{head['started'].replace(':', '').replace('+0000', '')}.json"
-    cells: list[dict[str, Any]] = []
     try:
+        cells = earlier_cells(out, head["settings"]) if args.resume else []
+        done = {(cell["mix"], cell["concurrency"]) for cell in cells}
         for mix, concurrency in itertools.product(args.mixes, args.concurrency):
+            if (mix, concurrency) in done:
+                continue
             cells.append(measure_cell(bench, mix, concurrency, args))
             write_json(out, {**head, "cells": cells})
     except (OutriderError, ValueError) as error:
@@ -218,8 +233,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def earlier_cells(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cells of a run that was cut off.
+
+    Raises:
+        ValueError: it was measured with other settings.
+    """
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in settings.items():
+        if name not in ("concurrency", "mixes") and found["settings"].get(name) != value:
+            raise ValueError(f"{path} was measured with {name} {found['settings'].get(name)!r}, not {value!r}")
+    cells: list[dict[str, Any]] = found["cells"]
+    return cells
+
+
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("model", "backend", "precision", "tokens", "slice_s", "pairs", "concurrency", "mixes", "limit")
+    names = ("model", "backend", "precision", "tokens", "slice_s", "pairs", "arms", "concurrency", "mixes", "limit")
     return {**{name: getattr(args, name) for name in names}, "draft": Path(args.draft).name}
 
 
@@ -234,12 +265,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default="suffix", help="drafter of all mixes but random_head")
     parser.add_argument("--mixes", nargs="+", choices=list(MIXES), default=list(MIXES), metavar="MIX")
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCY))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="which take turns")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens a request")
     parser.add_argument("--slice-s", type=float, default=20.0, help="seconds of a slice")
     parser.add_argument("--pairs", type=int, default=12, help="slices of each arm that count")
     parser.add_argument("--limit", type=int, help="first prompts of each mix only: for trying the script")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
     parser.add_argument("--out", type=Path, help="result file (default: benchmarks/results/, named by time)")
+    parser.add_argument("--resume", action="store_true", help="leave out cells that --out holds already")
     parser.add_argument("--no-history", action="store_true", help="append no line to the history")
     return parser
 

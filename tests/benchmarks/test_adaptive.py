@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.adaptive import FIXED, MIXES, Arm, _best_fixed, bars_of
+from benchmarks.adaptive import FIXED, MIXES, Arm, _best_fixed, bars_of, earlier_cells
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable
@@ -49,6 +51,21 @@ def test_a_cell_that_loses_is_named() -> None:
     bars = bars_of([cell(adaptive=10.6), cell(adaptive=10.0)])
     lost = [bar for bar in bars if "at a time" in bar.name]
     assert len(lost) == 1 and "4 at a time" in lost[0].name and lost[0].verdict.startswith("missed")
+
+
+def test_arms_that_took_no_part_have_no_bars() -> None:
+    made = cell()
+    made["ms_per_token"] = {name: made["ms_per_token"][name] for name in ("off", "adaptive")}
+    assert [bar.name for bar in bars_of([made])] == ["code: adaptive to off"]
+
+
+def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
+    path, settings = tmp_path / "adaptive.json", {"slice_s": 5.0, "mixes": ["code"]}
+    assert earlier_cells(path, settings) == []
+    path.write_text(json.dumps({"settings": settings, "cells": [cell()]}))
+    assert earlier_cells(path, {"slice_s": 5.0, "mixes": ["creative"]}) == [cell()]
+    with pytest.raises(ValueError, match=r"slice_s 5\.0, not 20\.0"):
+        earlier_cells(path, {"slice_s": 20.0, "mixes": ["code"]})
 
 
 def test_every_mix_names_groups_that_there_are() -> None:
