@@ -1,4 +1,5 @@
-"""Tables about heads: what the recipe's choices bring, temperature, a changed target, another engine, scenarios."""
+"""Tables about heads: how fast they are trained, what the recipe's choices bring, temperature, a changed target, another
+engine, scenarios."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ __all__ = [
     "table_of_head_scenarios",
     "table_of_interop",
     "table_of_temperatures",
+    "table_of_train_speed",
+    "train_speed_rows",
 ]
 
 
@@ -100,3 +103,53 @@ def table_of_head_scenarios(result: dict[str, Any]) -> str:
     rows = [("check", "verdict", "seen")]
     rows += [(each["check"], each["verdict"], each["seen"].replace("|", "\\|")) for each in result["results"]]
     return markdown(rows) + "\n" + provenance_line(result)
+
+
+def table_of_train_speed(result: dict[str, Any]) -> str:
+    """Updates with native kernels and without, their share of the matrix rate, and the bar."""
+    settings = result["settings"]
+    kernels = f"; native kernels: {settings['kernels']}" if settings["kernels"] else ""
+    note = (
+        f"\nMedian (quartiles) of {settings['turns']} turns of {settings['updates']} updates, over "
+        f"{settings['corpus']['texts']} texts{kernels}. The share is that of each turn in the two probes next to it.\n"
+    )
+    return markdown(train_speed_rows(result)) + note + provenance_line(result)
+
+
+def train_speed_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row an arm of every cell; the first row names the columns."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "positions an update, draft entries",
+            "threads",
+            "form",
+            "share of the matrix rate",
+            "GFLOP/s",
+            "probes, GFLOP/s",
+            "loss-masked positions/s",
+            "to PyTorch",
+            "bar",
+        )
+    ]
+    for index, cell in enumerate(result["cells"]):
+        about = (f"{cell['batch_positions']:,}, {cell['draft_vocab']:,}", str(cell["threads"]))
+        for arm, found in cell["arms"].items():
+            numbers = (
+                _quartiles(found["share_of_matrix_rate"], ".2f"),
+                _quartiles(found["model_gflop_per_s"], ".0f"),
+                _quartiles(cell["probe_gflop_per_s"], ".0f"),
+                _quartiles(found["masked_positions_per_s"], ",.0f"),
+            )
+            ratio = f"{cell['speed_up']['value']:.2f}x" if arm == "native" and "speed_up" in cell else ""
+            form = {"native": "native", "pytorch": "PyTorch"}[arm]
+            rows.append((*about, form, *numbers, ratio, _bar(result["bars"][index]) if arm == "native" else ""))
+    return rows
+
+
+def _quartiles(found: dict[str, float], form: str) -> str:
+    median, low, high = (format(found[name], form) for name in ("median", "lower_quartile", "upper_quartile"))
+    return f"{median} ({low} to {high})"
+
+
+def _bar(bar: dict[str, Any]) -> str:
+    return f"≥ {bar['limit']:g}: {bar['verdict']}"

@@ -3,8 +3,9 @@
 NAME is ``engine_speed``, ``passes``, ``drafters``, ``spec_bench_tasks`` (all 480 prompts), ``drafts`` (heads beside
 suffix), ``acceptance``, ``profile``, ``roofline``, ``parts``, ``perplexity``, ``peers``, ``peers_short`` (each engine's
 fastest arms), ``peers_256`` (longer answers), ``peers_8`` (eight streams), ``first_token``, ``shape_1b``,
-``scenarios``, one about heads: ``ablations``, ``temperatures``, ``changed_target``, ``interop_vllm``,
-``head_scenarios``, or of the proofs ``audit_faults``, ``audit_drafters``, ``doctor_faults`` or ``replay_live``.
+``scenarios``, one about heads: ``ablations``, ``train_speed``, ``temperatures``, ``changed_target``,
+``interop_vllm``, ``head_scenarios``, or of the proofs ``audit_faults``, ``audit_drafters``, ``doctor_faults`` or
+``replay_live``.
 Numbers in documents are never typed by hand: ``python -m benchmarks.make_docs README.md docs/*.md`` writes them, ``--check``
 says whether they are up to date.
 """
@@ -26,6 +27,7 @@ from benchmarks.head_tables import (
     table_of_head_scenarios,
     table_of_interop,
     table_of_temperatures,
+    table_of_train_speed,
 )
 from benchmarks.peers.tables import table_of_fastest_peers, table_of_first_token, table_of_peers
 from benchmarks.report import RESULTS
@@ -283,6 +285,7 @@ RENDERERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "ablations": ("ablations", table_of_ablations),
     "temperatures": ("temperatures", table_of_temperatures),
     "changed_target": ("perturbed", table_of_changed_target),
+    "train_speed": ("train_speed", table_of_train_speed),
     "interop_vllm": ("interop_vllm", table_of_interop),
     "head_scenarios": ("head_scenarios", table_of_head_scenarios),
     "audit_faults": ("audit_faults", _plain_table(proof_tables.fault_rows)),

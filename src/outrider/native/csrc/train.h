@@ -104,11 +104,12 @@ constexpr int QUERY_PANELS = 2;  // of each query head, that the backward pass t
 // How one thread's scratch memory is divided, for the longest text, in bytes.
 struct AttentionLayout {
     int steps, most_blocks, members, rows;  // `rows`: panels that the backward pass takes at a time
-    int64_t keys, values, key_columns, queries, slopes, turned_queries, turned_slopes, scores, weights, slope_rows, pairs, key_sums,
-        value_sums, mixed, end;
+    int64_t keys, values, key_columns, queries, slopes, turned_queries, turned_slopes, scores, weights, slope_rows,
+        pairs, key_sums, value_sums, mixed, end;
 
     explicit AttentionLayout(const TrainAttention& job)
-        : steps(panels_of(job.head_width)), most_blocks(0), members(job.num_heads / job.num_kv_heads), rows(QUERY_PANELS * members) {
+        : steps(panels_of(job.head_width)), most_blocks(0), members(job.num_heads / job.num_kv_heads),
+          rows(QUERY_PANELS * members) {
         for (int i = 0; i < job.num_segments; i++)
             if (panels_of(job.segments[i].num_keys) > most_blocks) most_blocks = panels_of(job.segments[i].num_keys);
         int64_t at = 0;
@@ -147,7 +148,7 @@ struct TrainRows {
     const uint16_t *cos, *sin;  // [rows][head_width]
 };
 
-// The gradient [slopes.width][inputs.width] of a matrix by which rows are multiplied, one use of the matrix after another.
+// The gradient [slopes.width][inputs.width] of a matrix by which rows are multiplied, one use of it after another.
 struct TrainWeight {
     TrainMatrix slopes, inputs;
     uint16_t* grad;  // written at the last use
@@ -172,7 +173,9 @@ struct WeightLayout {
           blocks(panels_of(job.is_turned ? job.slopes.width : job.inputs.width)) {
         outputs = (int64_t)steps * panels * PANEL_STEP;
     }
-    int64_t bytes(int num_threads) const { return outputs + (int64_t)num_threads * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP; }
+    int64_t bytes(int num_threads) const {
+        return outputs + (int64_t)num_threads * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP;
+    }
 };
 
 struct TrainKernels {

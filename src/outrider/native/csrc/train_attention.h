@@ -1,9 +1,9 @@
 // Attention of an unroll step, text by text and kv head by kv head, forward and backward.
 //
-// A query's own later keys are few: they are handled one by one in float32. Scores of step-0 keys are products of panels of
-// 32 queries with blocks of 32 keys, as far as the panel's last query sees. The backward pass makes the shares anew from the
-// logarithm of their sum. It forms gradients of keys and values transposed, so that shares need no turning: pairs of query
-// rows are the operand outputs, summed over all query heads of the kv head in one product.
+// A query's own later keys are few: they are handled one by one in float32. Scores of step-0 keys are products of
+// panels of 32 queries with blocks of 32 keys, as far as the panel's last query sees. The backward pass makes the
+// shares anew from the logarithm of their sum. It forms gradients of keys and values transposed, so that shares need no
+// turning: pairs of query rows are the operand outputs, summed over all query heads of the kv head in one product.
 #pragma once
 
 #include "train_tiles.h"
@@ -18,10 +18,13 @@ struct HeadUnit : AttentionLayout {
     uint8_t* const scratch;
 
     HeadUnit(const TrainAttention& job, int unit, int thread)
-        : AttentionLayout(job), job(job), segment(job.segments[unit / job.num_kv_heads]), group(unit % job.num_kv_heads),
-          blocks(panels_of(segment.num_keys)), scratch(job.scratch + thread * job.thread_bytes) {}
+        : AttentionLayout(job), job(job), segment(job.segments[unit / job.num_kv_heads]),
+          group(unit % job.num_kv_heads), blocks(panels_of(segment.num_keys)),
+          scratch(job.scratch + thread * job.thread_bytes) {}
 
-    uint8_t* side(int64_t at, int outer, int inner) const { return scratch + at + ((int64_t)outer * inner) * PANEL_STEP; }
+    uint8_t* side(int64_t at, int outer, int inner) const {
+        return scratch + at + ((int64_t)outer * inner) * PANEL_STEP;
+    }
     uint16_t* row_of(const TrainHeads& x, int query, int head) const {
         return x.values + (segment.first_query + query) * x.stride + (int64_t)head * job.head_width;
     }
@@ -117,10 +120,12 @@ struct Softmax {
         const int count = smaller(PANEL, unit.segment.num_queries - first);
         float* scores = (float*)(unit.scratch + unit.scores);
         Ahead nothing{nullptr, 0};
-        for (int r = 0; r < PANEL; r++) store(lanes + r * LANES, splat(own_scores(unit, first + r, r, head, factor, r < count)));
+        for (int r = 0; r < PANEL; r++)
+            store(lanes + r * LANES, splat(own_scores(unit, first + r, r, head, factor, r < count)));
         for (int b = 0; b < rows.blocks; b++) {
             float* c = scores + b * PANEL_VALUES;
-            panel_product(unit.scratch + unit.queries, unit.side(unit.keys, b, unit.steps), unit.steps, nullptr, c, nothing, 0);
+            panel_product(unit.scratch + unit.queries, unit.side(unit.keys, b, unit.steps), unit.steps, nullptr, c,
+                          nothing, 0);
             keep_scores(rows, b, factor, c, lanes);
         }
         for (int r = 0; r < PANEL; r++) {
@@ -138,8 +143,8 @@ struct Softmax {
     float own_scores(const HeadUnit& unit, int query, int r, int head, float factor, bool is_one) {
         float most = HIDDEN;
         for (int j = 0; is_one && j < unit.job.num_own; j++) {
-            own[j][r] = factor * dot(unit.row_of(unit.job.queries, query, head), unit.row_of(unit.job.own_keys[j], query, unit.group),
-                                     unit.job.head_width);
+            own[j][r] = factor * dot(unit.row_of(unit.job.queries, query, head),
+                                     unit.row_of(unit.job.own_keys[j], query, unit.group), unit.job.head_width);
             if (own[j][r] > most) most = own[j][r];
         }
         return most;
@@ -152,7 +157,8 @@ struct Softmax {
 
 // c[32 rows][32 values] of each step of a head's width to rows of all of them.
 void gather_row(const float* c, int steps, int row, float* to) {
-    for (int i = 0; i < steps; i++) __builtin_memcpy(to + i * PANEL, c + i * PANEL_VALUES + row * PANEL, PANEL * sizeof(float));
+    for (int i = 0; i < steps; i++)
+        __builtin_memcpy(to + i * PANEL, c + i * PANEL_VALUES + row * PANEL, PANEL * sizeof(float));
 }
 
 constexpr int MOST_STEPS = MOST_WIDTH / PANEL;
@@ -163,11 +169,12 @@ void attend_panel(const HeadUnit& unit, int first, int head) {
     Softmax softmax;
     alignas(64) float mixed[MOST_STEPS * PANEL_VALUES], row[MOST_STEPS * PANEL];
     Ahead nothing{nullptr, 0};
-    for (int i = 0; i < unit.steps; i++) pack_rows(unit.queries_of(job.queries, first, head), 0, i, unit.side(unit.queries, i, 1));
+    for (int i = 0; i < unit.steps; i++)
+        pack_rows(unit.queries_of(job.queries, first, head), 0, i, unit.side(unit.queries, i, 1));
     softmax.run(unit, rows, first, head);
     for (int i = 0; i < unit.steps; i++)
-        panel_product(unit.scratch + unit.weights, unit.side(unit.values, i, unit.blocks), rows.blocks, nullptr, mixed + i * PANEL_VALUES,
-                             nothing, 0);
+        panel_product(unit.scratch + unit.weights, unit.side(unit.values, i, unit.blocks), rows.blocks, nullptr,
+                      mixed + i * PANEL_VALUES, nothing, 0);
     for (int r = 0; r < smaller(PANEL, unit.segment.num_queries - first); r++) {
         gather_row(mixed, unit.steps, r, row);
         for (int j = 0; j < job.num_own; j++)
@@ -199,7 +206,8 @@ struct ShareRows {
                 }
             }
             for (int half = 0; half < 2; half++) {
-                const U16 shares = bf16_pairs(share[0][half], share[1][half]), slopes = bf16_pairs(slope[0][half], slope[1][half]);
+                const U16 shares = bf16_pairs(share[0][half], share[1][half]),
+                          slopes = bf16_pairs(slope[0][half], slope[1][half]);
                 __builtin_memcpy(pairs + half * TILE_BYTES, &shares, sizeof shares);
                 __builtin_memcpy(pairs + apart + half * TILE_BYTES, &slopes, sizeof slopes);
             }
@@ -210,7 +218,8 @@ struct ShareRows {
 // Operands of one panel of queries and one head: the `i`-th of those taken at a time.
 void pack_panel(const HeadUnit& unit, int first, int head, int i, ShareRows& shares) {
     const TrainAttention& job = unit.job;
-    const TrainMatrix queries = unit.queries_of(job.queries, first, head), slopes = unit.queries_of(job.slopes, first, head);
+    const TrainMatrix queries = unit.queries_of(job.queries, first, head),
+                      slopes = unit.queries_of(job.slopes, first, head);
     for (int step = 0; step < unit.steps; step++) {
         pack_rows(queries, 0, step, unit.side(unit.queries, i, unit.steps) + step * PANEL_STEP);
         pack_rows(slopes, 0, step, unit.side(unit.slopes, i, unit.steps) + step * PANEL_STEP);
@@ -220,7 +229,9 @@ void pack_panel(const HeadUnit& unit, int first, int head, int i, ShareRows& sha
     for (int r = 0; r < PANEL; r++) {
         const bool is_one = first + r < unit.segment.num_queries;
         shares.log_sums[r] = is_one ? unit.log_sum_of(first + r, head) : 0.0f;
-        shares.common[r] = is_one ? dot(unit.row_of(job.slopes, first + r, head), unit.row_of(job.out, first + r, head), job.head_width) : 0.0f;
+        shares.common[r] = is_one ? dot(unit.row_of(job.slopes, first + r, head), unit.row_of(job.out, first + r, head),
+                                        job.head_width)
+                                  : 0.0f;
     }
 }
 
@@ -230,13 +241,16 @@ void add_block(const HeadUnit& unit, int block, int num_rows) {
     Ahead nothing{nullptr, 0};
     for (int step = 0; step < unit.steps; step++) {
         const int64_t at = ((int64_t)block * unit.steps + step) * PANEL_VALUES;
-        float *values = (float*)(unit.scratch + unit.value_sums) + at, *keys = (float*)(unit.scratch + unit.key_sums) + at;
-        panel_product(unit.side(unit.turned_slopes, step, unit.rows), unit.scratch + unit.pairs, num_rows, values, values, nothing, 0);
-        panel_product(unit.side(unit.turned_queries, step, unit.rows), unit.scratch + unit.pairs + apart, num_rows, keys, keys, nothing, 0);
+        float *values = (float*)(unit.scratch + unit.value_sums) + at,
+              *keys = (float*)(unit.scratch + unit.key_sums) + at;
+        panel_product(unit.side(unit.turned_slopes, step, unit.rows), unit.scratch + unit.pairs, num_rows, values,
+                      values, nothing, 0);
+        panel_product(unit.side(unit.turned_queries, step, unit.rows), unit.scratch + unit.pairs + apart, num_rows,
+                      keys, keys, nothing, 0);
     }
 }
 
-// Gradients of one query's own keys and values, summed over the heads that share them, and their part of the queries' own.
+// Gradients of one query's own keys and values, summed over the heads that share them, and their part of the queries'.
 struct OwnGradients {
     float keys[MOST_OWN][MOST_STEPS * PANEL], values[MOST_OWN][MOST_STEPS * PANEL];
 
@@ -249,7 +263,8 @@ struct OwnGradients {
         const int width = job.head_width;
         const uint16_t *q = unit.row_of(job.queries, query, head), *slope = unit.row_of(job.slopes, query, head);
         for (int j = 0; j < job.num_own; j++) {
-            const uint16_t *key = unit.row_of(job.own_keys[j], query, unit.group), *value = unit.row_of(job.own_values[j], query, unit.group);
+            const uint16_t *key = unit.row_of(job.own_keys[j], query, unit.group),
+                           *value = unit.row_of(job.own_values[j], query, unit.group);
             const float share = power_of_two(splat(job.scale * LOG2_E * dot(q, key, width) - log_sum))[0];
             const float pull = share * (dot(slope, value, width) - common);
             add_scaled(query_row, key, pull, width);
@@ -293,7 +308,8 @@ void put_query_gradients(const HeadUnit& unit, int first, int panel, int blocks,
 
 // All query heads of the unit, QUERY_PANELS panels of queries from `first` on.
 void attend_back_panels(const HeadUnit& unit, int first) {
-    const int num_panels = smaller(QUERY_PANELS, panels_of(unit.segment.num_queries - first)), num_rows = num_panels * unit.members;
+    const int num_panels = smaller(QUERY_PANELS, panels_of(unit.segment.num_queries - first)),
+              num_rows = num_panels * unit.members;
     const QueryRows rows[QUERY_PANELS] = {QueryRows(unit, first), QueryRows(unit, first + PANEL)};
     ShareRows shares[QUERY_PANELS * MOST_MEMBERS];
     const float factor = unit.job.scale * LOG2_E;
@@ -307,14 +323,17 @@ void attend_back_panels(const HeadUnit& unit, int first) {
         if (rows[panel].blocks > blocks) blocks = rows[panel].blocks;
     for (int b = 0; b < blocks; b++) {
         for (int i = 0; i < num_rows; i++) {
-            panel_product(unit.side(unit.queries, i, unit.steps), unit.side(unit.keys, b, unit.steps), unit.steps, nullptr, scores, nothing, 0);
-            panel_product(unit.side(unit.slopes, i, unit.steps), unit.side(unit.values, b, unit.steps), unit.steps, nullptr, pulls, nothing, 0);
+            panel_product(unit.side(unit.queries, i, unit.steps), unit.side(unit.keys, b, unit.steps), unit.steps,
+                          nullptr, scores, nothing, 0);
+            panel_product(unit.side(unit.slopes, i, unit.steps), unit.side(unit.values, b, unit.steps), unit.steps,
+                          nullptr, pulls, nothing, 0);
             shares[i].put(rows[i / unit.members], b, factor, scores, pulls, unit.side(unit.pairs, i, 1), apart,
                           unit.side(unit.slope_rows, i, unit.most_blocks) + b * PANEL_STEP);
         }
         add_block(unit, b, num_rows);
     }
-    for (int panel = 0; panel < num_panels; panel++) put_query_gradients(unit, first + panel * PANEL, panel, blocks, shares);
+    for (int panel = 0; panel < num_panels; panel++)
+        put_query_gradients(unit, first + panel * PANEL, panel, blocks, shares);
 }
 
 // Sums of one side, [block][step][32 values of a head][32 keys], into rows of keys.
@@ -326,10 +345,12 @@ void put_key_gradients(const HeadUnit& unit, int64_t sums, const TrainHeads& to,
             const float* c = (const float*)(unit.scratch + sums) + ((int64_t)b * unit.steps + step) * PANEL_VALUES;
             turn_square(c, turned);
             for (int r = 0; r < PANEL; r++)
-                for (int i = 0; i < 2; i++) store(rows + r * PANEL + i * LANES, load(turned[r / LANES][i] + r % LANES * LANES));
+                for (int i = 0; i < 2; i++)
+                    store(rows + r * PANEL + i * LANES, load(turned[r / LANES][i] + r % LANES * LANES));
             put_rows(rows, factors, smaller(PANEL, unit.segment.num_keys - b * PANEL),
                      smaller(PANEL, unit.job.head_width - step * PANEL),
-                     to.values + (unit.segment.first_key + (int64_t)b * PANEL) * to.stride + (int64_t)unit.group * unit.job.head_width + step * PANEL,
+                     to.values + (unit.segment.first_key + (int64_t)b * PANEL) * to.stride +
+                         (int64_t)unit.group * unit.job.head_width + step * PANEL,
                      to.stride);
         }
 }
@@ -342,7 +363,8 @@ void attend_unit(const HeadUnit& unit) {
             pack_columns(values, step, b, unit.side(unit.values, step, unit.blocks) + b * PANEL_STEP);
         }
     for (int first = 0; first < unit.segment.num_queries; first += PANEL)
-        for (int member = 0; member < unit.members; member++) attend_panel(unit, first, unit.group * unit.members + member);
+        for (int member = 0; member < unit.members; member++)
+            attend_panel(unit, first, unit.group * unit.members + member);
 }
 
 void attend_back_unit(const HeadUnit& unit) {
@@ -356,7 +378,8 @@ void attend_back_unit(const HeadUnit& unit) {
         }
     __builtin_memset(unit.scratch + unit.key_sums, 0, side_bytes);
     __builtin_memset(unit.scratch + unit.value_sums, 0, side_bytes);
-    for (int first = 0; first < unit.segment.num_queries; first += QUERY_PANELS * PANEL) attend_back_panels(unit, first);
+    for (int first = 0; first < unit.segment.num_queries; first += QUERY_PANELS * PANEL)
+        attend_back_panels(unit, first);
     put_key_gradients(unit, unit.key_sums, unit.job.key_grad, unit.job.scale);
     put_key_gradients(unit, unit.value_sums, unit.job.value_grad, 1.0f);
 }

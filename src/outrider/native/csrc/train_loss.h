@@ -1,10 +1,10 @@
 // A head's logits against sparse laws: exponentials of a piece of rows, then the gradients by hidden rows and head.
 //
-// Exponentials are relative to the row's largest logit among the first 32 outputs. In floating point any shift is as good as
-// the largest logit itself while nothing overflows; what does is made anew.
+// Exponentials are relative to the row's largest logit among the first 32 outputs. In floating point any shift is as
+// good as the largest logit itself while nothing overflows; what does is made anew.
 //
-// A piece's exponentials are written once, as operand rows of the product that gives the hidden rows' gradient. The head's
-// gradient is made transposed, so that the same rows, two and two made into pairs, are its operand outputs.
+// A piece's exponentials are written once, as operand rows of the product that gives the hidden rows' gradient. The
+// head's gradient is made transposed, so that the same rows, two and two made into pairs, are its operand outputs.
 #pragma once
 
 #include "train_tiles.h"
@@ -49,7 +49,8 @@ void pack_head(const TrainLoss& job, int thread, int num_threads, Barrier*) {
     const int padded = plan.steps * PANEL;
     uint16_t* rows = (uint16_t*)(plan.head_of(2 * plan.blocks) + (int64_t)thread * PANEL * padded * 2);
     const TrainMatrix narrow{rows, padded, PANEL, padded};
-    for (int block = share_of(plan.blocks, thread, num_threads); block < share_of(plan.blocks, thread + 1, num_threads); block++) {
+    for (int block = share_of(plan.blocks, thread, num_threads); block < share_of(plan.blocks, thread + 1, num_threads);
+         block++) {
         const int chunk = block / CHUNK_STEPS;
         narrow_head(job, block, padded, rows);
         for (int step = 0; step < plan.steps; step++) {
@@ -63,7 +64,8 @@ void pack_head(const TrainLoss& job, int thread, int num_threads, Barrier*) {
 void put_powers(const float* c, int num_outputs, const float* shifts, uint8_t* to, float* sums) {
     for (int r = 0; r < PANEL; r++, c += PANEL, to += STEP_BYTES, sums += LANES) {
         const F16 shift = splat(-LOG2_E * shifts[r]);
-        F16 low = multiply_add(load(c), splat(LOG2_E), shift), high = multiply_add(load(c + LANES), splat(LOG2_E), shift);
+        F16 low = multiply_add(load(c), splat(LOG2_E), shift),
+            high = multiply_add(load(c + LANES), splat(LOG2_E), shift);
         if (num_outputs < PANEL) {
             low = select(lanes() < num_outputs, low, splat(HIDDEN));
             high = select(lanes() < num_outputs - LANES, high, splat(HIDDEN));
@@ -141,7 +143,8 @@ void loss_logits(const TrainLoss& job, int thread, int num_threads, Barrier*) {
             Ahead ahead(plan.powers_of(panel) + block * PANEL_STEP, PANEL_STEP, 0, 1, true);
             panel_product(plan.hidden_of(panel), plan.head_of(block), plan.steps, nullptr, c, ahead, 2);
             if (block == 0) raise_shifts(c, num_outputs, plan.shifts_of(panel));
-            put_powers(c, num_outputs, plan.shifts_of(panel), plan.powers_of(panel) + block * PANEL_STEP, plan.sums_of(panel));
+            put_powers(c, num_outputs, plan.shifts_of(panel), plan.powers_of(panel) + block * PANEL_STEP,
+                       plan.sums_of(panel));
         }
     }
     for (int panel = first; panel < end; panel++) finish_logits(plan, panel);
@@ -167,7 +170,8 @@ void hidden_gradients(const LossPlan& plan, int first, int end, float* sums) {
         const bool is_last = (chunk + 1) * CHUNK_STEPS >= plan.blocks;
         const int64_t next_bytes = is_last ? 0 : (int64_t)plan.chunk_steps(chunk + 1) * PANEL_STEP;
         Ahead head(plan.transposed_head(chunk + 1, 0), plan.steps * next_bytes);
-        Ahead powers(plan.powers_of(first) + (chunk + 1) * CHUNK_STEPS * PANEL_STEP, next_bytes, plan.power_stride, end - first);
+        Ahead powers(plan.powers_of(first) + (chunk + 1) * CHUNK_STEPS * PANEL_STEP, next_bytes, plan.power_stride,
+                     end - first);
         for (int block = 0; block < plan.steps; block++)
             for (int panel = first; panel < end; panel++) {
                 const uint8_t* a = plan.powers_of(panel) + chunk * CHUNK_STEPS * PANEL_STEP;
@@ -221,7 +225,8 @@ void head_gradient(const LossPlan& plan, int block, uint8_t* outputs) {
     for (int panel = 0; panel < plan.panels; panel++) {
         const uint16_t* rows = (const uint16_t*)(plan.powers_of(panel) + (int64_t)block * PANEL_STEP);
         for (int pair = 0; pair < LANES; pair++)
-            pair_rows(rows + 2 * pair * PANEL, rows + (2 * pair + 1) * PANEL, outputs + panel * PANEL_STEP + pair * STEP_BYTES);
+            pair_rows(rows + 2 * pair * PANEL, rows + (2 * pair + 1) * PANEL,
+                      outputs + panel * PANEL_STEP + pair * STEP_BYTES);
     }
     const int64_t bytes = (int64_t)plan.steps * PANEL_VALUES * sizeof(float);
     uint8_t* sums = (uint8_t*)job.head_sums + block * bytes;
@@ -253,7 +258,8 @@ void loss_gradients(const TrainLoss& job, int thread, int num_threads, Barrier* 
         hidden_gradients(plan, panel, smaller(panel + CHUNK_PANELS, end), (float*)own);
     barrier_wait(barrier, nullptr, 0);
     const int end_block = share_of(plan.blocks, thread + 1, num_threads);
-    for (int block = share_of(plan.blocks, thread, num_threads); block < end_block; block++) head_gradient(plan, block, own);
+    for (int block = share_of(plan.blocks, thread, num_threads); block < end_block; block++)
+        head_gradient(plan, block, own);
 }
 
 }  // namespace

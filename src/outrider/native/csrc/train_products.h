@@ -1,7 +1,7 @@
 // The gradient of a matrix: slopes transposed times inputs, summed over rows.
 //
-// The narrower of both is turned into operand rows once; the other, its rows two and two made into pairs, is the operand
-// outputs, block by block.
+// The narrower of both is turned into operand rows once; the other, its rows two and two made into pairs, is the
+// operand outputs, block by block.
 #pragma once
 
 #include "train_tiles.h"
@@ -17,18 +17,22 @@ Ahead gradient_of(const TrainWeight& job, int panel, int block) {
 
 // A square of sums c[32 narrow columns][32 wide columns] to where it belongs.
 void put_weight_grad(const TrainWeight& job, float* c, int panel, int block) {
-    const TrainMatrix &narrow = job.is_turned ? job.inputs : job.slopes, &wide = job.is_turned ? job.slopes : job.inputs;
+    const TrainMatrix &narrow = job.is_turned ? job.inputs : job.slopes,
+                      &wide = job.is_turned ? job.slopes : job.inputs;
     float turned[2][2][LANES * LANES], factors[PANEL];
-    const int num_narrow = smaller(PANEL, narrow.width - panel * PANEL), num_wide = smaller(PANEL, wide.width - block * PANEL);
+    const int num_narrow = smaller(PANEL, narrow.width - panel * PANEL),
+              num_wide = smaller(PANEL, wide.width - block * PANEL);
     for (float& factor : factors) factor = 1.0f;
     if (!job.is_turned) {
-        put_rows(c, factors, num_narrow, num_wide, job.grad + (int64_t)panel * PANEL * wide.width + block * PANEL, wide.width);
+        put_rows(c, factors, num_narrow, num_wide, job.grad + (int64_t)panel * PANEL * wide.width + block * PANEL,
+                 wide.width);
         return;
     }
     turn_square(c, turned);
     for (int r = 0; r < PANEL; r++)
         for (int i = 0; i < 2; i++) store(c + r * PANEL + i * LANES, load(turned[r / LANES][i] + r % LANES * LANES));
-    put_rows(c, factors, num_wide, num_narrow, job.grad + (int64_t)block * PANEL * narrow.width + panel * PANEL, narrow.width);
+    put_rows(c, factors, num_wide, num_narrow, job.grad + (int64_t)block * PANEL * narrow.width + panel * PANEL,
+             narrow.width);
 }
 
 // Blocks of the wider side from `first` on, over steps from `from` on: [block][step].
@@ -44,12 +48,16 @@ struct WeightPlan : WeightLayout {
     const TrainMatrix &narrow, &wide;
 
     WeightPlan(const TrainWeight& job)
-        : WeightLayout(job), job(job), narrow(job.is_turned ? job.inputs : job.slopes), wide(job.is_turned ? job.slopes : job.inputs) {}
+        : WeightLayout(job), job(job), narrow(job.is_turned ? job.inputs : job.slopes),
+          wide(job.is_turned ? job.slopes : job.inputs) {}
     int chunk_steps(int chunk) const { return smaller(WEIGHT_STEPS, steps - chunk * WEIGHT_STEPS); }
     uint8_t* rows_of(int chunk, int panel) const {
-        return job.scratch + ((int64_t)chunk * WEIGHT_STEPS * panels + (int64_t)panel * chunk_steps(chunk)) * PANEL_STEP;
+        return job.scratch +
+               ((int64_t)chunk * WEIGHT_STEPS * panels + (int64_t)panel * chunk_steps(chunk)) * PANEL_STEP;
     }
-    uint8_t* outputs_of(int thread) const { return job.scratch + outputs + (int64_t)thread * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP; }
+    uint8_t* outputs_of(int thread) const {
+        return job.scratch + outputs + (int64_t)thread * WEIGHT_BLOCKS * WEIGHT_STEPS * PANEL_STEP;
+    }
     float* sums_of(int block, int panel) const { return job.sums + ((int64_t)block * panels + panel) * PANEL_VALUES; }
 };
 
@@ -66,7 +74,8 @@ void add_steps(const WeightPlan& plan, int chunk, Panels panels, int first, int 
     for (int i = 0; i < num_blocks; i++)
         for (int panel = panels.first; panel < panels.first + panels.count; panel++) {
             float *before = plan.sums_of(first + i, panel), *c = is_last ? last : before;
-            Ahead next(before + PANEL_VALUES, PANEL_VALUES * sizeof(float), 0, 1, true), written = gradient_of(plan.job, panel, first + i);
+            Ahead next(before + PANEL_VALUES, PANEL_VALUES * sizeof(float), 0, 1, true),
+                written = gradient_of(plan.job, panel, first + i);
             panel_product(plan.rows_of(chunk, panel), outputs + (int64_t)i * num_steps * PANEL_STEP, num_steps,
                           is_first ? nullptr : before, c, is_last ? written : next, 2);
             if (is_last) put_weight_grad(plan.job, c, panel, first + i);
@@ -75,17 +84,21 @@ void add_steps(const WeightPlan& plan, int chunk, Panels panels, int first, int 
 
 void weight_gradient(const TrainWeight& job, int thread, int num_threads, Barrier* barrier) {
     const WeightPlan plan(job);
-    for (int step = share_of(plan.steps, thread, num_threads); step < share_of(plan.steps, thread + 1, num_threads); step++)
+    for (int step = share_of(plan.steps, thread, num_threads); step < share_of(plan.steps, thread + 1, num_threads);
+         step++)
         for (int panel = 0; panel < plan.panels; panel++)
-            pack_transposed(plan.narrow, panel, step, plan.rows_of(step / WEIGHT_STEPS, panel) + step % WEIGHT_STEPS * PANEL_STEP);
+            pack_transposed(plan.narrow, panel, step,
+                            plan.rows_of(step / WEIGHT_STEPS, panel) + step % WEIGHT_STEPS * PANEL_STEP);
     barrier_wait(barrier, nullptr, 0);
     const int end = share_of(plan.blocks, thread + 1, num_threads);
     for (int chunk = 0; chunk < plan.chunks; chunk++)
         for (int panel = 0; panel < plan.panels; panel += WEIGHT_PANELS)
             for (int first = share_of(plan.blocks, thread, num_threads); first < end; first += WEIGHT_BLOCKS) {
                 const int num_blocks = smaller(WEIGHT_BLOCKS, end - first);
-                pack_blocks(plan.wide, first, num_blocks, chunk * WEIGHT_STEPS, plan.chunk_steps(chunk), plan.outputs_of(thread));
-                add_steps(plan, chunk, {panel, smaller(WEIGHT_PANELS, plan.panels - panel)}, first, num_blocks, plan.outputs_of(thread));
+                pack_blocks(plan.wide, first, num_blocks, chunk * WEIGHT_STEPS, plan.chunk_steps(chunk),
+                            plan.outputs_of(thread));
+                add_steps(plan, chunk, {panel, smaller(WEIGHT_PANELS, plan.panels - panel)}, first, num_blocks,
+                          plan.outputs_of(thread));
             }
 }
 

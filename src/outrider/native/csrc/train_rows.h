@@ -50,7 +50,8 @@ void norm_back_row(const TrainRows& job, int64_t r, float* sums) {
 // Sums of the weight's gradient are made panel by panel, so that they do not depend on the number of threads.
 void norm_back(const TrainRows& job, int thread, int num_threads, Barrier* barrier) {
     const int width = job.x.width, panels = panels_of(job.x.num_rows);
-    for (int panel = share_of(panels, thread, num_threads); panel < share_of(panels, thread + 1, num_threads); panel++) {
+    for (int panel = share_of(panels, thread, num_threads); panel < share_of(panels, thread + 1, num_threads);
+         panel++) {
         float* sums = job.weight ? job.weight_sums + (int64_t)panel * width : nullptr;
         if (sums) __builtin_memset(sums, 0, width * sizeof(float));
         for (int r = panel * PANEL; r < smaller((panel + 1) * PANEL, job.x.num_rows); r++) norm_back_row(job, r, sums);
@@ -88,8 +89,8 @@ void gate_back(const TrainRows& job, int first, int end) {
         }
 }
 
-// Heads turned by their rows' angles: out = x * cos + (x, halves exchanged) * sin, the sine's sign in the table. Backward
-// is the same with the opposite sine.
+// Heads turned by their rows' angles: out = x * cos + (x, halves exchanged) * sin, the sine's sign in the table.
+// Backward is the same with the opposite sine.
 void rotate_rows(const TrainRows& job, int first, int end, float sign) {
     const int width = job.head_width, half = width / 2;
     for (int64_t r = first; r < end; r++) {
@@ -98,13 +99,15 @@ void rotate_rows(const TrainRows& job, int first, int end, float sign) {
             for (int i = 0; i < width; i += LANES) {
                 const uint16_t* x = row_of(job.x, r) + h;
                 const F16 other = from_bf16(x + (i < half ? i + half : i - half)) * from_bf16(sin + i) * sign;
-                store_bf16(job.out + r * job.x.width + h + i, multiply_add(from_bf16(x + i), from_bf16(cos + i), other));
+                store_bf16(job.out + r * job.x.width + h + i,
+                           multiply_add(from_bf16(x + i), from_bf16(cos + i), other));
             }
     }
 }
 
 void run_rows(const TrainRows& job, int kind, int thread, int num_threads, Barrier* barrier) {
-    const int first = share_of(job.x.num_rows, thread, num_threads), end = share_of(job.x.num_rows, thread + 1, num_threads);
+    const int first = share_of(job.x.num_rows, thread, num_threads),
+              end = share_of(job.x.num_rows, thread + 1, num_threads);
     switch (kind) {
         case ROWS_NORM: return norm_forward(job, first, end);
         case ROWS_NORM_BACK: return norm_back(job, thread, num_threads, barrier);

@@ -36,8 +36,10 @@ INLINE void transpose_tile(const void* from, int64_t stride, void* to) {
         }
     // x[4 i + c]: rows 4 i .. 4 i + 3 of columns c, c + 4, c + 8, c + 12, in quarters.
     for (int c = 0; c < 4; c++) {
-        const __m512i low = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88), high = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
-        const __m512i low2 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd), high2 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+        const __m512i low = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88),
+                      high = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+        const __m512i low2 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd),
+                      high2 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
         y[c] = _mm512_shuffle_i32x4(low, high, 0x88);
         y[c + 8] = _mm512_shuffle_i32x4(low, high, 0xdd);
         y[c + 4] = _mm512_shuffle_i32x4(low2, high2, 0x88);
@@ -53,7 +55,7 @@ INLINE void transpose_tile(const void* from, int64_t stride, void* to) {
 }
 #endif
 
-// Two rows of 32 values made into pairs, one row's value beside the other's: columns 0 .. 15 in `to`, the others a tile on.
+// Two rows of 32 values as pairs, one row's value beside the other's: columns 0 .. 15 in `to`, the rest a tile on.
 INLINE void pair_rows(const uint16_t* even, const uint16_t* odd, uint8_t* to) {
     for (int half = 0; half < 2; half++) {
         H16 low, high;
@@ -128,8 +130,8 @@ void turn_square(const float* c, float (*to)[2][LANES * LANES]) {
 
 constexpr float HIDDEN = -1e30f;  // a logit or score that must not count
 
-// Memory that is wanted soon, to be read or to be written, fetched a few lines a step while a product runs: rows of so many
-// bytes, or one piece. Stores that miss the caches would wait for each other.
+// Memory that is wanted soon, to be read or to be written, fetched a few lines a step while a product runs: rows of so
+// many bytes, or one piece. Stores that miss the caches would wait for each other.
 struct Ahead {
     const uint8_t* next;
     int64_t row_bytes, stride, done;
@@ -137,8 +139,8 @@ struct Ahead {
     bool is_written;
 
     Ahead(const void* from, int64_t row_bytes, int64_t stride = 0, int num_rows = 1, bool is_written = false)
-        : next((const uint8_t*)from), row_bytes(row_bytes), stride(stride), done(0), num_rows(row_bytes > 0 ? num_rows : 0),
-          is_written(is_written) {}
+        : next((const uint8_t*)from), row_bytes(row_bytes), stride(stride), done(0),
+          num_rows(row_bytes > 0 ? num_rows : 0), is_written(is_written) {}
     INLINE void fetch(int num_lines) {
         for (int i = 0; i < num_lines && num_rows > 0; i++) {
             if (is_written) __builtin_prefetch(next + done, 1, 2);
@@ -190,7 +192,8 @@ void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, const floa
 void panel_product(const uint8_t* a, const uint8_t* b, int num_steps, const float* before, float* c, Ahead&, int) {
     float sums[PANEL_VALUES];
     product_bf16({a, PANEL_STEP, b, PANEL_STEP, TILE_BYTES, num_steps, PANEL, sums, PANEL});
-    for (int i = 0; i < PANEL_VALUES; i += LANES) store(c + i, before ? load(before + i) + load(sums + i) : load(sums + i));
+    for (int i = 0; i < PANEL_VALUES; i += LANES)
+        store(c + i, before ? load(before + i) + load(sums + i) : load(sums + i));
 }
 #endif
 

@@ -38,7 +38,9 @@ OUTRIDER_EXPORT int64_t outrider_loss_bytes(int64_t num_rows, int64_t width, int
 // One part of a loss: its head packed, the logits of a piece of rows, or that piece's gradients.
 OUTRIDER_EXPORT void outrider_loss(OutriderContext* context, int32_t part, const TrainLoss* job) {
     run_training(*context, [&](const TrainKernels& train, int thread, int num_threads, Barrier* barrier) {
-        const auto run = part == LOSS_PACK ? train.pack_head : part == LOSS_LOGITS ? train.loss_logits : train.loss_gradients;
+        const auto run = part == LOSS_PACK     ? train.pack_head
+                         : part == LOSS_LOGITS ? train.loss_logits
+                                               : train.loss_gradients;
         run(*job, thread, num_threads, barrier);
     });
 }
