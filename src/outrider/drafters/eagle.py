@@ -89,8 +89,9 @@ class EagleDrafter:
         self._window = window
         self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize
         self._reader = EagleReader(self._entries, window)
-        self._ids_U = head.target_ids().to(placement.device)
-        self.vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=self._ids_U)
+        ids_U = head.target_ids()
+        self._ids: list[int] = ids_U.tolist()
+        self.vocabulary = DraftVocabulary(target_size=head.config.target_vocab_size, ids_U=ids_U.to(placement.device))
         self.is_start_free = False  # past its first token a chain is drafted from the head's own outputs
 
     def start(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -170,7 +171,7 @@ class EagleDrafter:
         going = [index for index, tokens in enumerate(continuations) if tokens]
         rows: list[list[Tensor]] = [[] for _ in requests]
         if not going:
-            return [torch.empty(0, len(self._ids_U)) for _ in requests]
+            return [torch.empty(0, len(self._ids)) for _ in requests]
         walkers, deepest = going, max(map(len, continuations))
         walk = self._walk([requests[index] for index in walkers], deepest - 1, 1)
         for depth in range(deepest):
@@ -180,7 +181,7 @@ class EagleDrafter:
                 walk.step(last, [[0] * len(tokens) for tokens in last])
             for index, row_U in zip(going, walk.logits().clone(), strict=True):
                 rows[index].append(row_U)
-        return [torch.stack(each) if each else torch.empty(0, len(self._ids_U)) for each in rows]
+        return [torch.stack(each) if each else torch.empty(0, len(self._ids)) for each in rows]
 
     def _expand(
         self,
@@ -200,7 +201,7 @@ class EagleDrafter:
             law_RU = tree_law(walk.logits(), wishes, sizes, level, self.vocabulary, paths)
             best = law_RU.topk(min(growths[growing[0]].shape.width, law_RU.shape[1]), dim=-1)
             columns, logprobs = best.indices.tolist(), best.values.tolist()
-        tokens = self._ids_U[torch.tensor(columns, device=self._ids_U.device)].tolist()
+        tokens = [[self._ids[column] for column in row] for row in columns]
         first = 0
         for g, size in zip(growing, sizes, strict=True):
             growths[g].expand_into(tokens[first : first + size], logprobs[first : first + size])

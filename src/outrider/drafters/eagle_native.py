@@ -118,9 +118,9 @@ class NativeWalk:
         self, head: NativeHead, cache: NativeCache, runs: Sequence[EntryRun], ranked: Ranked, *, width: int
     ) -> None:
         self._head, self._cache, self._width = head, cache, width
-        lasts = list(accumulate(len(run.tokens) for run in runs))
         self._ranked = ranked
-        self._outputs_RD: Tensor = ranked.outputs_RD[torch.tensor(lasts) - 1]
+        lasts = [end - 1 for end in accumulate(len(run.tokens) for run in runs)]
+        self._outputs_RD: Tensor = ranked.outputs_RD[-1:] if len(runs) == 1 else ranked.outputs_RD[torch.tensor(lasts)]
         self._sizes = [1] * len(runs)
         self._branches = [
             _Branches(run.row, run.count + len(run.tokens), run.position + len(run.tokens)) for run in runs
