@@ -28,6 +28,7 @@ __all__ = [
     "Unavailable",
     "is_available",
     "library",
+    "loaded_library",
     "open_context",
     "requested_kernels",
 ]
@@ -163,6 +164,11 @@ def library() -> ctypes.CDLL:
         raise Unavailable(" ".join(str(error).split())) from None
     _declare(loaded)
     return loaded
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The library if this process uses it already: nobody who runs without it waits for a compiler."""
+    return library() if library.cache_info().currsize else None
 
 
 def _locate() -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.native.drawing import draw_candidates
 from outrider.rng import gumbel_at_BK, gumbel_BV
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.warp import cut_heads
@@ -44,13 +45,34 @@ def draw_processed(logits_BV: Tensor, params: Sequence[SamplingParams], keys: Se
         best_B1 = noise_BK.add_(head.logits_BK).argmax(dim=-1, keepdim=True)
         tokens.update(zip(head.rows, head.ids_BK.gather(1, best_B1).flatten().tolist(), strict=True))
     rest = [row for row in range(len(params)) if row not in tokens]
-    # One row's noise fits a processor's cache, two do not; other devices want few, large operations.
-    num_at_once = 1 if dense_BV.device.type == "cpu" else max(len(rest), 1)
-    for start in range(0, len(rest), num_at_once):
-        rows = rest[start : start + num_at_once]
-        noise_BV = gumbel_BV([keys[row] for row in rows], dense_BV.shape[1], dense_BV.device)
-        tokens.update(zip(rows, draw_logits(dense_BV[rows], noise_BV), strict=True))
+    rest_BV = dense_BV if len(rest) == len(params) else dense_BV[rest]
+    tokens.update(zip(rest, _draw_rows(rest_BV, [keys[row] for row in rest]), strict=True))
     return [tokens[row] for row in range(len(params))]
+
+
+def _draw_rows(logits_BV: Tensor, keys: Sequence[int]) -> list[int]:
+    """``draw_logits(logits, gumbel_BV(keys, ...))``, with noise for those tokens alone that native kernels leave standing."""
+    num_rows, vocab_size = logits_BV.shape
+    found = draw_candidates(logits_BV, keys) if num_rows else None
+    if found is not None:
+        return [_draw_among(logits_BV[row], key, ids) for row, (key, ids) in enumerate(zip(keys, found, strict=True))]
+    # One row's noise fits a processor's cache, two do not; other devices want few, large operations.
+    num_at_once = 1 if logits_BV.device.type == "cpu" else max(num_rows, 1)
+    tokens: list[int] = []
+    for start in range(0, num_rows, num_at_once):
+        rows = slice(start, start + num_at_once)
+        tokens += draw_logits(logits_BV[rows], gumbel_BV(keys[rows], vocab_size, logits_BV.device))
+    return tokens
+
+
+def _draw_among(logits_V: Tensor, key: int, ids: Sequence[int] | None) -> int:
+    """A row's token, which is one of these ids (``None``: of all)."""
+    if ids is None:
+        return draw_logits(logits_V.unsqueeze(0), gumbel_BV([key], len(logits_V)))[0]
+    if len(ids) == 1:
+        return ids[0]
+    noise_1K = gumbel_at_BK([key], torch.tensor([ids]))
+    return ids[int(noise_1K.add_(logits_V[list(ids)]).argmax())]
 
 
 def draw_weights(weights_BV: Tensor, gumbel_BV: Tensor) -> list[int]:

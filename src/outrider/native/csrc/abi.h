@@ -98,6 +98,8 @@ struct OutriderPass {
 
 enum { MOST_TOP = 64 };
 
+enum { MOST_DRAWN = 32 };  // candidates of a row's draw
+
 enum { PHASE_QKV, PHASE_ATTENTION, PHASE_OUT, PHASE_GATE_UP, PHASE_DOWN, PHASE_HEAD, NUM_PHASES };
 
 struct OutriderContext;

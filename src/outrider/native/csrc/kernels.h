@@ -26,6 +26,8 @@ struct Kernels {
     void (*silu)(const float* x, float* y, int count);
     // The sum of 32-bit words (a multiple of 64 of them): how fast memory can be read.
     uint32_t (*sum_words)(const uint32_t* words, int64_t count);
+    // See draw.h.
+    int (*draw_candidates)(const float* logits, int size, uint64_t key, int32_t* ids);
     TrainKernels train;
 };
 

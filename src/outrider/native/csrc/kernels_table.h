@@ -1,6 +1,7 @@
 // Fills the table of one instruction set; included last by every isa_*.cpp.
 #pragma once
 
+#include "draw.h"
 #include "kernels.h"
 #include "layers.h"
 #include "train_attention.h"
@@ -33,9 +34,10 @@ uint32_t sum_words(const uint32_t* words, int64_t count) {
 
 }  // namespace
 
-#define OUTRIDER_KERNELS(NAME)                                                                                    \
-    extern const Kernels kernels_##NAME = {#NAME,        run_pass,     begin_thread,  end_thread,     product_bf16, \
-                                           product_int8, begin_int4,   end_int4,      product_int4,   norm_row,     \
-                                           put_row_int8, put_row_split, put_row_groups, power_all,     silu_all,     \
-                                           sum_words,    {pack_head, loss_logits, loss_gradients, attend, attend_back, \
-                                            run_rows, weight_gradient}};
+#define OUTRIDER_KERNELS(NAME)                                                                                         \
+    extern const Kernels kernels_##NAME = {                                                                            \
+        #NAME,          run_pass,       begin_thread,   end_thread,      product_bf16,                                 \
+        product_int8,   begin_int4,     end_int4,       product_int4,    norm_row,                                     \
+        put_row_int8,   put_row_split,  put_row_groups, power_all,       silu_all,                                     \
+        sum_words,      draw_candidates,                                                                               \
+        {pack_head, loss_logits, loss_gradients, attend, attend_back, run_rows, weight_gradient}};
