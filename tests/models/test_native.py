@@ -279,6 +279,19 @@ def test_taps_and_chosen_logit_rows(precision: Precision) -> None:
         assert relative_error(results[1].taps[layer].float(), results[0].taps[layer].float()) < 0.6 * loosest
 
 
+@pytest.mark.parametrize("hidden", [128, 88, 96, 576, 7])
+def test_taps_of_a_rotated_stream_are_turned_back(hidden: int, kernels: str) -> None:
+    """Behind no layer at all the stream is the token's embedding, which int8 targets keep rotated and in bfloat16."""
+    config = replace(PLAIN, hidden_size=hidden, num_layers=1)
+    source = Rounded(config)
+    target = NativeTarget(source, placement("int8"), kernels=kernels, num_threads=2)
+    cache = target.new_cache()
+    rows = PackedRows.pack([[5, 9, 200]], slots=[cache.allocate(1)], starts=[0], device=CPU)
+    found = target.forward_greedy(rows, cache, taps=(0,)).taps[0].float()
+    expected = source.tensor("model.embed_tokens.weight")[[5, 9, 200]]
+    assert relative_error(found, expected) < 0.01
+
+
 def test_a_slice_shares_weights_and_runs_the_first_layers() -> None:
     target = native(PLAIN)
     part = target.slice_layers(1)

@@ -153,14 +153,13 @@ class NativeTarget:
         return {**self._weights.part_bytes(), "attention": 0}
 
     def _run_tapped(self, call: CPass, rows: PackedRows, cache: Cache, taps: Sequence[int]) -> dict[int, Tensor]:
-        """Run the call, and hand out the hidden states behind the layers asked for as the model knows them."""
+        """Run the call, and hand out the hidden states behind the layers asked for."""
         taps_ARD = torch.empty(len(taps), rows.tokens_R.shape[0], self.config.hidden_size)
         layers = torch.tensor(list(taps), dtype=torch.int32)
         call.num_taps, call.tap_layers, call.taps = len(taps), layers.data_ptr(), taps_ARD.data_ptr()
         self._run(call, rows, cache)
-        rotation, dtype = self._weights.rotation, self.placement.activation_dtype
-        hidden_ARD = taps_ARD if rotation is None or not taps else rotation.unrotate(taps_ARD)
-        return {layer: tap.to(dtype) for layer, tap in zip(taps, hidden_ARD, strict=True)}
+        hidden_ARD = taps_ARD.to(self.placement.activation_dtype)
+        return dict(zip(taps, hidden_ARD, strict=True))
 
     def _run(self, call: CPass, rows: PackedRows, cache: Cache) -> None:
         """Fill in the rest of the call, run it, and count the rows as cached."""

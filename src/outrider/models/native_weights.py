@@ -177,6 +177,9 @@ class NativeWeights:
             head=self.head.describe(),
             cosines=cosines.data_ptr(),
             sines=sines.data_ptr(),
+            rotation_signs=None if self.rotation is None else self.rotation.scaled_signs_D.data_ptr(),
+            rotation_cosines=None if self.rotation is None else self.rotation.cosines.data_ptr(),
+            rotation_power=0 if self.rotation is None else self.rotation.power,
         )
 
 

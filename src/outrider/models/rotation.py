@@ -19,7 +19,12 @@ __all__ = ["StreamRotation"]
 
 
 class StreamRotation:
-    """An orthogonal map of vectors of one width."""
+    """An orthogonal map of vectors of one width.
+
+    Attributes:
+        power: size of the Hadamard transform.
+        scaled_signs_D, cosines: what :meth:`unrotate` multiplies by, in native code too, behind one that is not scaled.
+    """
 
     def __init__(self, width: int) -> None:
         power = width & -width
@@ -27,6 +32,8 @@ class StreamRotation:
         self._cosine = _cosine(width // power)
         signs = torch.randint(0, 2, (width,), generator=torch.Generator().manual_seed(0))
         self._signs_D = signs.to(torch.float32) * 2 - 1
+        self.power, self.cosines = power, self._cosine.contiguous()
+        self.scaled_signs_D = self._signs_D / math.sqrt(power)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate the last dimension; float32."""

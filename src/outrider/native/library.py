@@ -103,6 +103,9 @@ class CModel(Structure):
         ("fuse", CMatrix),
         ("fuse_bias", c_void_p),
         ("split_rows", c_int32),
+        ("rotation_signs", c_void_p),
+        ("rotation_cosines", c_void_p),
+        ("rotation_power", c_int32),
     ]
 
 

@@ -60,6 +60,11 @@ struct OutriderModel {
     OutriderMatrix fuse;  // makes the stream of a pass's `inputs`, if that pass says so
     const float* fuse_bias;  // padded like a norm, or null
     int32_t split_rows;      // rows of all int8 products are split, as those of the gated product always are
+
+    // Of a rotated stream (models/rotation.py): how taps are turned back. Zeros where it is not rotated.
+    const float* rotation_signs;    // [hidden], the Hadamard transform's scale taken in
+    const float* rotation_cosines;  // [hidden / power][hidden / power]
+    int32_t rotation_power;
 };
 
 // The rows that one sequence brings to a pass. `cache` holds [layer][kv head][keys, values] of `capacity` positions.
@@ -87,7 +92,7 @@ struct OutriderPass {
     int64_t* argmax;  // [num_logit_rows], or null; ties go to the lowest id
     int32_t num_taps;
     const int32_t* tap_layers;
-    float* taps;  // [num_taps][num_rows][hidden]
+    float* taps;  // [num_taps][num_rows][hidden], never rotated
     int64_t* phase_ns;  // [NUM_PHASES], or null: where thread 0's time went, waits included
     const float* inputs;  // what starts the stream instead of the embedded tokens, or null: [num_rows][hidden]
     int32_t is_fused;     // `inputs` are [num_rows][inputs of model.fuse, padded to 64], which makes the stream of them

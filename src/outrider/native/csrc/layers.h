@@ -10,6 +10,7 @@
 #include "operands.h"
 #include "product.h"
 #include "rank.h"
+#include "unrotate.h"
 #include "work.h"
 
 namespace {
@@ -213,9 +214,11 @@ void tap(const Turn& turn, int layer) {
     const OutriderPass& pass = *w.pass;
     for (int i = 0; i < pass.num_taps; i++) {
         if (pass.tap_layers[i] != layer) continue;
-        for (int row = turn.share(pass.num_rows); row < turn.end_of_share(pass.num_rows); row++)
-            __builtin_memcpy(pass.taps + ((int64_t)i * pass.num_rows + row) * w.model->hidden,
-                             w.x + (int64_t)row * w.model->hidden_padded, w.model->hidden * sizeof(float));
+        for (int row = turn.share(pass.num_rows); row < turn.end_of_share(pass.num_rows); row++) {
+            float* to = pass.taps + ((int64_t)i * pass.num_rows + row) * w.model->hidden;
+            __builtin_memcpy(to, w.x + (int64_t)row * w.model->hidden_padded, w.model->hidden * sizeof(float));
+            if (w.model->rotation_signs) unrotate_row(*w.model, to, turn.space.row);
+        }
     }
 }
 
