@@ -121,12 +121,14 @@ def simulate(
     seed: int = 0,
     costs: DraftCosts = HEAD,
     length: int = 200,
+    truth: Callable[[int, int, int], float] = lambda now, rows, batch: CURVE(rows),
 ) -> Outcome:
     """Decode ``steps`` steps of ``batch`` sequences, each replaced by a new one after ``length`` steps.
 
     Args:
         planner: of one model drafter.
         chance: that a draft is kept where verification stands before it, by step and row of the batch.
+        truth: milliseconds of a pass, by step, rows and sequences; the planner's table says what ``CURVE`` says.
     """
     rng, outcome = random.Random(seed), Outcome()
     live = [Running(key=index) for index in range(batch)]
@@ -141,7 +143,7 @@ def simulate(
         chances = [chance(now, row) for row in range(batch)]
         kept = [_kept(depth, p, rng) for depth, p in zip(depths, chances, strict=True)]
         rows = batch + sum(depths)
-        pass_ms = CURVE(rows)
+        pass_ms = truth(now, rows, batch)
         reports = [
             step(d, k, batch_size=batch, rows=rows, verify_ms=pass_ms) for d, k in zip(depths, kept, strict=True)
         ]

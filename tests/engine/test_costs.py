@@ -68,18 +68,37 @@ def test_a_slower_machine_is_noticed_everywhere() -> None:
         for rows in (1, 5, 16):
             observe(live, rows, 1.5, 1)
     observe(live, 1, 1.5, 16)
-    for rows in (1, 5, 16):
-        assert live.passes(rows)[rows] == pytest.approx(1.5 * TABLE.passes(rows), rel=0.1)
+    for rows, is_drafted in ((1, False), (5, True), (16, True), (16, False)):
+        found = live.passes(rows, is_drafted=is_drafted)[rows]
+        assert found == pytest.approx(1.5 * TABLE.passes(rows), rel=0.1), rows
     assert live.around_ms(1, 10) == pytest.approx(0.5, rel=0.05)
+    assert live.around_ms(1, 10, is_drafted=False) == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_curve_that_was_measured_too_flat_becomes_steeper() -> None:
     live = LiveCosts(TABLE, ["head"])
     for _ in range(150):
-        observe(live, 1, 1.0, 1)
+        observe(live, 4, 1.0, 1)
         observe(live, 16, 2.0, 1)
-    ratio = live.passes(16)[16] / live.passes(1)[1]
-    assert ratio == pytest.approx(4.0, rel=0.2)
+    ratio = live.passes(16)[16] / live.passes(4)[4]
+    assert ratio == pytest.approx(2 * 20 / 11, rel=0.1)
+
+
+def test_what_drafts_cost_besides_their_rows_is_not_charged_to_plain_steps() -> None:
+    live = LiveCosts(TABLE, ["head"])
+    for _ in range(100):
+        observe(live, 1, 1.0, 1)
+        observe(live, 4, 1.5, 9)
+    assert live.passes(1, is_drafted=False)[1] == pytest.approx(10.0, rel=0.05)
+    assert live.passes(4)[4] == pytest.approx(1.5 * 11.0, rel=0.05)
+
+
+def test_of_one_kind_little_is_known_at_first() -> None:
+    live = LiveCosts(TABLE, ["head"])
+    observe(live, 4, 1.0, 20)
+    assert not live.knows_plain(1)
+    observe(live, 1, 1.0, 3)
+    assert live.knows_plain(1) and not live.knows_plain(16)
 
 
 def test_one_wild_pass_changes_little() -> None:

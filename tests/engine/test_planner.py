@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -49,6 +50,47 @@ def test_a_useless_drafter_costs_next_to_nothing(batch: int) -> None:
     found = simulate(planner, batch=batch, steps=steps_for(batch), chance=lambda now, row: 0.01)
     assert found.speed >= 0.97 * fixed_speed(batch, 0, 0.0)
     assert planner.log.counters.tries > 0, "it must be tried now and then"
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_what_no_table_knows_of_drafts_does_not_make_plain_steps_look_slow(batch: int) -> None:
+    """Every step with drafts takes 1.6 times what the table says; where that makes drafting lose, it ends soon."""
+
+    def truth(now: int, rows: int, batch: int) -> float:
+        return CURVE(rows) * (1.6 if rows > batch else 1.0)
+
+    chance = 0.45
+    found = simulate(make_planner(), batch=batch, steps=1500, chance=lambda now, row: chance, truth=truth)
+    tokens = [batch * sum(chance**i for i in range(k + 1)) for k in range(9)]
+    speeds = [
+        each / (truth(0, batch * (1 + k), batch) + (HEAD(batch, k) if k else 0.0)) for k, each in enumerate(tokens)
+    ]
+    assert speeds[0] == max(speeds), "plain decoding is best here"
+    assert found.speed >= 0.97 * speeds[0]
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.8])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_noisy_machine_whose_speed_changes_costs_little(batch: int, chance: float) -> None:
+    """Passes take up to half as long again by chance, one in twenty three times as long, and twice as long in between."""
+    rng = random.Random(3)
+
+    def truth(now: int, rows: int, batch: int) -> float:
+        spike = 3.0 if rng.random() < 0.05 else 1.0
+        return CURVE(rows) * (2.0 if 700 <= now < 1400 else 1.0) * (1 + 0.5 * rng.random()) * spike
+
+    found = simulate(make_planner(), batch=batch, steps=2000, chance=lambda now, row: chance, truth=truth)
+    quiet = simulate(make_planner(), batch=batch, steps=2000, chance=lambda now, row: chance)
+    noisy_depth, depth = (sum(map(sum, each.depths)) / 2000 / batch for each in (found, quiet))
+    assert 0.7 * depth - 0.1 < noisy_depth < 1.5 * depth + 0.1
+
+
+def test_a_long_run_of_drafts_is_broken_now_and_then_and_the_seldomer_the_more_it_gains() -> None:
+    plain = {}
+    for chance in (0.5, 0.95):
+        found = simulate(make_planner(), batch=1, steps=2000, chance=lambda now, row, p=chance: p, length=5000)
+        plain[chance] = sum(not any(depths) for depths in found.depths[500:])
+    assert 0 < plain[0.95] < plain[0.5] < 60
 
 
 @pytest.mark.parametrize("batch", [1, 8])

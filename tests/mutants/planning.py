@@ -132,6 +132,22 @@ PLANNERS = (
         why="one pass that was interrupted must not decide the next thousand",
     ),
     Mutant(
+        name="what_drafts_cost_is_charged_to_plain_steps",
+        file="engine/costs.py",
+        old="        return self._drafted if is_drafted else self._plain\n",
+        new="        return self._drafted\n",
+        tests=(f"{COSTS}::test_what_drafts_cost_besides_their_rows_is_not_charged_to_plain_steps",),
+        why="plain decoding then seems as slow as drafting, and drafting goes on where it loses",
+    ),
+    Mutant(
+        name="plain_steps_are_never_looked_at",
+        file="engine/planner.py",
+        old="is_due and self._purse.pay(",
+        new="False and self._purse.pay(",
+        tests=(f"{PLANNER}::test_what_no_table_knows_of_drafts_does_not_make_plain_steps_look_slow",),
+        why="a planner that always drafts cannot know what it loses",
+    ),
+    Mutant(
         name="lapsed_hidden_states_are_drafted_from_at_once",
         file="engine/idle.py",
         old="    if step - own.warm_since < WARM:\n        return False\n",

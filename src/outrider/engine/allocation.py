@@ -28,6 +28,7 @@ class Step:
         rows: packed rows.
         curve: milliseconds of a pass by its rows.
         row_ms: of a draft row besides its place on the curve.
+        bare_ms: all of it without the nodes in question, where no other drafts are among its rows; ``None``: as with them.
     """
 
     tokens: float
@@ -35,9 +36,12 @@ class Step:
     rows: float
     curve: Sequence[float]
     row_ms: float = 0.0
+    bare_ms: float | None = None
 
     def ms_with(self, more_rows: float) -> float:
         """All of it, with more rows."""
+        if more_rows == 0 and self.bare_ms is not None:
+            return self.bare_ms
         return self.ms + self.curve[int(self.rows + more_rows + 0.5)] + more_rows * self.row_ms
 
     @property
@@ -115,4 +119,5 @@ def best_prefix(gains: Sequence[float], step: Step) -> int:
         each / (ms + pass_ms + count * row_ms)
         for count, (each, pass_ms) in enumerate(zip(tokens, passes_ms, strict=True))
     ]
+    speeds[0] = step.speed
     return speeds.index(max(speeds))

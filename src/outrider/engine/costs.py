@@ -4,25 +4,31 @@ A pass is timed by its packed rows at a context of :data:`CONTEXT` tokens; what 
 timed apart. A call of a drafter costs ``fixed + level * depth + sequence * B + node * B * depth`` and reads what it missed.
 
 Corrections use the clock only as a ratio to what was predicted for the very rows that ran, so that they tell of the machine
-and never of a draft (law 5).
+and never of a draft (law 5). Steps with drafts and steps without are corrected apart. What a draft costs besides its row
+(trees, hidden states, draws) is in no table; were it taken for a slower machine, plain steps would seem as much slower, and
+drafting would go on where it loses.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from statistics import median
 from typing import Any
 
 __all__ = ["CONTEXT", "LOOKUP_COSTS", "CostTable", "DraftCosts", "LiveCosts", "RowCosts"]
 
 CONTEXT = 256
 """Cached tokens behind which a pass is timed."""
-_DRIFT_SHARE, _SHAPE_SHARE = 0.05, 0.05
-"""Weight of one observation in the machine's drift, and in the curve's shape."""
-_REFRESH = 16
-"""Observations after which the curve is drawn anew."""
+_DRIFT_SHARE = 0.05
+"""Weight of one observation in the machine's drift."""
+_RECENT, _FEW = 9, 3
+"""Observations whose median corrects a knot of a curve, and how many it takes at least."""
+_REFRESH = 8
+"""Observations after which the curves are drawn anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,44 @@ class CostTable:
         )
 
 
+class _Lane:
+    """Passes of one kind: what the clock said by what the table and the machine's drift said, median by median.
+
+    Medians, since other work on the machine makes single passes several times as long.
+    """
+
+    def __init__(self, knots: Sequence[int]) -> None:
+        self._knots = knots
+        self._near: list[deque[float]] = [deque(maxlen=_RECENT) for _ in knots]
+        self._any: deque[float] = deque(maxlen=2 * _RECENT)
+
+    def add(self, rows: int, ratio: float) -> None:
+        """One observation."""
+        self._any.append(ratio)
+        if self._knots:
+            self._near[self._nearest(rows)].append(ratio)
+
+    def factor(self, rows: int) -> float:
+        """Of a pass over so many rows."""
+        return self.factors()[self._nearest(rows)] if self._knots else 1.0
+
+    def factors(self) -> list[float]:
+        """Of each knot; one that little is known of is taken for its nearest neighbour that is known."""
+        known = {index: median(near) for index, near in enumerate(self._near) if len(near) >= _FEW}
+        if not known:
+            return [median(self._any) if len(self._any) >= _FEW else 1.0] * len(self._near)
+        return [known[min(known, key=lambda other: abs(other - index))] for index in range(len(self._near))]
+
+    def knows(self, rows: int) -> bool:
+        """True if passes over about so many rows were seen often enough."""
+        return not self._knots or len(self._near[self._nearest(rows)]) >= _FEW
+
+    def _nearest(self, rows: int) -> int:
+        right = min(bisect_left(self._knots, rows), len(self._knots) - 1)
+        left = max(0, right - 1)
+        return left if rows * rows < self._knots[left] * self._knots[right] else right
+
+
 class LiveCosts:
     """A cost table that follows the machine.
 
@@ -150,29 +194,33 @@ class LiveCosts:
     def __init__(self, table: CostTable, names: Sequence[str]) -> None:
         self.table = table
         self._drift = 1.0
-        self._shape = [1.0] * len(table.passes.rows)
-        self._curve: list[float] = []
+        self._plain, self._drafted = _Lane(table.passes.rows), _Lane(table.passes.rows)
+        self._curves: dict[bool, list[float]] = {}
         self._size = 0
         self._since = 0
         self._drafts = {name: table.drafts.get(name, LOOKUP_COSTS) for name in names}
         self._live_drafts = dict(self._drafts)
         self._draft_drift = dict.fromkeys(names, 1.0)
-        self._other_ms = 0.0
+        self._other_ms = {False: 0.0, True: 0.0}
 
-    def passes(self, num_rows: int) -> list[float]:
-        """Milliseconds of passes over 0 to (at least) ``num_rows`` rows of few sequences, as corrected so far."""
-        if len(self._curve) <= num_rows:
+    def passes(self, num_rows: int, *, is_drafted: bool = True) -> list[float]:
+        """Milliseconds of passes over 0 to (at least) ``num_rows`` rows of few sequences, as corrected so far.
+
+        Args:
+            num_rows: the most.
+            is_drafted: whether drafts are among the rows.
+        """
+        curve = self._curves.get(is_drafted)
+        if curve is None or len(curve) <= num_rows:
             self._size = size = max(self._size, 1 << max(6, num_rows.bit_length()))
-            known = self.table.passes
-            bent = RowCosts.monotone({r: ms * f for r, ms, f in zip(known.rows, known.ms, self._shape, strict=True)})
-            self._curve = [self._drift * ms for ms in bent.curve(size)]
-        return self._curve
+            known, factors = self.table.passes, self._lane(is_drafted).factors()
+            bent = RowCosts.monotone({r: ms * f for r, ms, f in zip(known.rows, known.ms, factors, strict=True)})
+            curve = self._curves[is_drafted] = [self._drift * ms for ms in bent.curve(size)]
+        return curve
 
-    def around_ms(self, num_sequences: int, context: float) -> float:
+    def around_ms(self, num_sequences: int, context: float, *, is_drafted: bool = True) -> float:
         """What a step costs besides its rows: further sequences, long contexts of the roots, and the engine's own work."""
-        table = self.table
-        attended = num_sequences * max(0.0, context - CONTEXT) * table.attended_ms
-        return self._drift * (table.sequence_ms * max(0, num_sequences - 1) + attended) + self._other_ms * num_sequences
+        return self._roots_ms(num_sequences, context) + self._other_ms[is_drafted] * num_sequences
 
     def row_ms(self, context: float) -> float:
         """What a draft row costs besides its place on the curve."""
@@ -182,22 +230,31 @@ class LiveCosts:
         """A drafter's costs, as corrected so far."""
         return self._live_drafts[name]
 
+    def knows_plain(self, num_sequences: int) -> bool:
+        """True if steps without drafts of about so many sequences were seen lately."""
+        return self._plain.knows(num_sequences)
+
     def learn_pass(self, *, num_sequences: int, rows: int, context: float, verify_ms: float, other_ms: float) -> None:
         """A pass took so long."""
-        self._other_ms += _DRIFT_SHARE * (other_ms / num_sequences - self._other_ms)
         draft_rows = max(0, rows - num_sequences)
-        around = self.around_ms(num_sequences, context) - self._other_ms * num_sequences
-        predicted = self.passes(rows)[rows] + around + draft_rows * self.row_ms(context)
-        ratio = _bounded(verify_ms / predicted, 4.0)
+        is_drafted, table = draft_rows > 0, self.table.passes
+        self._other_ms[is_drafted] += _DRIFT_SHARE * (other_ms / num_sequences - self._other_ms[is_drafted])
+        around = self._roots_ms(num_sequences, context) + draft_rows * self.row_ms(context)
+        lane, as_measured = self._lane(is_drafted), self._drift * table(rows)
+        ratio = _bounded(verify_ms / (as_measured * lane.factor(rows) + around), 4.0)
+        lane.add(rows, _bounded(max(0.0, verify_ms - around) / as_measured, 4.0))
         self._drift *= 1 + _DRIFT_SHARE * (ratio - 1)
-        for index, weight in self._nearest(rows):
-            self._shape[index] *= 1 + _SHAPE_SHARE * weight * (ratio - 1)
-        # Only the shape is relative: pull it back to 1 on average, or it and the drift would wander apart.
-        mean = sum(self._shape) / len(self._shape) if self._shape else 1.0
-        self._shape = [_bounded(factor / mean, 3.0) for factor in self._shape]
         self._since += 1
         if self._since >= _REFRESH:
-            self._since, self._curve = 0, []
+            self._since, self._curves = 0, {}
+
+    def _lane(self, is_drafted: bool) -> _Lane:
+        return self._drafted if is_drafted else self._plain
+
+    def _roots_ms(self, num_sequences: int, context: float) -> float:
+        """Further sequences of a pass, and their contexts."""
+        attended = num_sequences * max(0.0, context - CONTEXT) * self.table.attended_ms
+        return self._drift * (self.table.sequence_ms * max(0, num_sequences - 1) + attended)
 
     def learn_draft(self, name: str, *, num_sequences: int, depth: int, num_read: int, draft_ms: float) -> None:
         """A call for so many sequences of this depth, which read ``num_read`` tokens first, took so long."""
@@ -210,23 +267,21 @@ class LiveCosts:
 
     def to_json(self) -> dict[str, Any]:
         """The table and what became of it."""
-        corrected = {str(rows): round(self.passes(rows)[rows], 4) for rows in self.table.passes.rows}
+        plain, drafted = (
+            {str(rows): round(self.passes(rows, is_drafted=kind)[rows], 4) for rows in self.table.passes.rows}
+            for kind in (False, True)
+        )
         return {
             "measured": self.table.to_json(),
             "drift": round(self._drift, 4),
-            "passes_ms": corrected,
-            "other_ms_per_sequence": round(self._other_ms, 4),
+            "passes_ms": plain,
+            "passes_with_drafts_ms": drafted,
+            "other_ms_per_sequence": {
+                "plain": round(self._other_ms[False], 4),
+                "drafted": round(self._other_ms[True], 4),
+            },
             "drafts_ms": {name: asdict(self.drafts(name)) for name in self._drafts},
         }
-
-    def _nearest(self, rows: int) -> list[tuple[int, float]]:
-        """The knots beside a row count, with weights that sum to 1."""
-        knots = self.table.passes.rows
-        right = bisect_left(knots, rows)
-        if right == 0 or right == len(knots):
-            return [(min(right, len(knots) - 1), 1.0)] if knots else []
-        share = (rows - knots[right - 1]) / (knots[right] - knots[right - 1])
-        return [(right - 1, 1 - share), (right, share)]
 
 
 def _bounded(ratio: float, most: float) -> float:

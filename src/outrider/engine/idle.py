@@ -1,15 +1,19 @@
-"""What idling costs and may cost: the purse that tries are paid from, and hidden states that nobody reads."""
+"""What idling costs and may cost: the purse that tries are paid from, steps that go without drafts to be timed, and hidden
+states that nobody reads."""
 
 from __future__ import annotations
 
 from outrider.engine.beliefs import Own
+from outrider.engine.planlog import PlanRecord
 
-__all__ = ["FIRST_PURSE", "LAPSE", "MOST_PURSE", "TRY_SHARE", "WARM", "Purse", "is_ready", "keeps_taps"]
+__all__ = ["FIRST_PURSE", "LAPSE", "MOST_PURSE", "TRY_SHARE", "WARM", "PlainLooks", "Purse", "is_ready", "keeps_taps"]
 
 TRY_SHARE = 0.012
 """Share of the time that may go into trying drafters that do not pay."""
 FIRST_PURSE, MOST_PURSE = 1.0, 6.0
 """Plain steps' time that the purse holds at first, and at most."""
+PLAIN_AFTER, PLAIN_AT_FIRST = 32, 6
+"""Steps with drafts, one behind the other, behind which one without is due; and as long as those have hardly been seen."""
 LAPSE, WARM = 96, 24
 """Steps without an ask after which a sequence's hidden states are not kept any more, and steps of them that a try needs."""
 
@@ -36,6 +40,31 @@ class Purse:
             return False
         self.ms -= price_ms
         return True
+
+
+class PlainLooks:
+    """Breaks a long run of steps with drafts now and then: how much faster drafting is must be known from both kinds.
+
+    The more it seems to gain, the more wrong that would have to be to matter, and the seldomer it is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._run, self._speed_up = 0, 1.0
+
+    def count(self, record: PlanRecord) -> None:
+        """A step went by."""
+        self._run = self._run + 1 if record.nodes else 0
+        if record.nodes and record.predicted_ms:
+            speed = record.predicted_tokens / record.predicted_ms
+            self._speed_up = max(1.0, speed * record.plain_ms / record.batch_size)
+
+    def is_due(self, *, is_known: bool) -> bool:
+        """Should the next step go without? ``is_known``: some such were seen lately."""
+        return self._run >= (PLAIN_AFTER if is_known else PLAIN_AT_FIRST) * self._speed_up**2
+
+    def price_ms(self, plain_ms: float) -> float:
+        """What is lost by it."""
+        return plain_ms * (1 - 1 / self._speed_up)
 
 
 def is_ready(own: Own, step: int) -> bool:

@@ -12,13 +12,15 @@ __all__ = ["learn_costs", "spent_ms", "step_so_far"]
 
 def step_so_far(costs: LiveCosts, plan: StepPlan, *, rows: float, tokens: float, more: float) -> Step:
     """The step so far, when up to ``more`` rows may follow. What prompts take, they take whatever is drafted."""
-    size = len(plan.asks)
+    size, spent = len(plan.asks), spent_ms(costs, plan)
+    is_plain = rows <= size + plan.num_other_rows
     return Step(
         tokens=tokens,
-        ms=costs.around_ms(size, plan.context) + spent_ms(costs, plan) - plan.other_ms,
+        ms=costs.around_ms(size, plan.context) + spent - plan.other_ms,
         rows=rows,
         curve=costs.passes(int(rows + more) + 2),
         row_ms=costs.row_ms(plan.context),
+        bare_ms=plan.plain_ms + spent if is_plain else None,
     )
 
 

@@ -27,7 +27,7 @@ from outrider.engine.allocation import Bid, best_prefix, share_depths
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
-from outrider.engine.idle import Purse, is_ready, keeps_taps
+from outrider.engine.idle import PlainLooks, Purse, is_ready, keeps_taps
 from outrider.engine.plan import NO_ASK, Ask, StepPlan, ask_for
 from outrider.engine.plan_costs import learn_costs, spent_ms, step_so_far
 from outrider.engine.planlog import PlanLog, PlanRecord
@@ -86,6 +86,7 @@ class Planner:
         self.log = PlanLog()
         self._purse = Purse()
         self._nap_until, self._signature = 0, (0, 0)
+        self._plain_looks = PlainLooks()
 
     def open(self, sequences: Sequence[Plannable], *, num_other_rows: int = 0) -> StepPlan:
         """A step begins: who is asked first. With a fixed schedule that is all.
@@ -97,8 +98,8 @@ class Planner:
         self.evidence.step += 1
         size = len(sequences)
         context = sum(s.num_tokens for s in sequences) / max(1, size)
-        curve = self.costs.passes(size + num_other_rows)
-        plain_ms = curve[size] + self.costs.around_ms(size, context)
+        curve = self.costs.passes(size + num_other_rows, is_drafted=False)
+        plain_ms = curve[size] + self.costs.around_ms(size, context, is_drafted=False)
         self._purse.fill(plain_ms)
         plan = StepPlan(
             asks=[NO_ASK] * size,
@@ -114,7 +115,7 @@ class Planner:
         if self._is_fixed:
             plan.asks = [self._fixed_ask(sequence) for sequence in sequences]
             return plan
-        plan.is_nap = self._naps(sequences)
+        plan.is_nap = self._naps(sequences) or self._looks_at_plain(plan)
         if not plan.is_nap:
             plan.caps = [self._cap(sequence) for sequence in sequences]
             if self._lookups:
@@ -224,6 +225,7 @@ class Planner:
             tokens=tokens,
             plain_ms=plan.plain_ms + plan.other_ms,
         )
+        self._plain_looks.count(record)
         self.log.add(record, len(sizes) - sizes.count(0))
 
     def forget(self, sequence: Plannable) -> None:
@@ -258,6 +260,12 @@ class Planner:
         """For a few steps after one in which nobody was worth asking, unless somebody has come or gone."""
         known, self._signature = self._signature, (len(sequences), sum(sequence.key for sequence in sequences))
         return self.evidence.step < self._nap_until and known == self._signature
+
+    def _looks_at_plain(self, plan: StepPlan) -> bool:
+        """Go without drafts once, only to know what that takes now."""
+        looks = self._plain_looks
+        is_due = looks.is_due(is_known=self.costs.knows_plain(len(plan.asks)))
+        return is_due and self._purse.pay(looks.price_ms(plan.plain_ms))
 
     # --- what a request allows
 
@@ -364,7 +372,7 @@ class Planner:
     ) -> None:
         """Ask for those that were not asked for longest, as far as the purse goes."""
         is_called = any(ask.drafter == name for ask in asks)
-        opening = 0.0 if is_called else call.fixed + call.level
+        opening = 0.0 if is_called else call.fixed + call.level + self._first_draft_ms(plan)
         if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
             return
         model, token_ms = self.models[name], plan.plain_ms / len(sequences)
@@ -389,6 +397,14 @@ class Planner:
                 plan.gains[index] = sum(own.survivals[:depth])
                 plan.num_rows += self._rows(name, depth)
                 plan.tried.add(index)
+
+    def _first_draft_ms(self, plan: StepPlan) -> float:
+        """What it takes that there are any drafts at all, where the step has none so far."""
+        rows = int(plan.num_rows)
+        if rows > len(plan.asks) + plan.num_other_rows:
+            return 0.0
+        plain, drafted = (self.costs.passes(rows, is_drafted=kind)[rows] for kind in (False, True))
+        return max(0.0, drafted - plain)
 
     def _is_ready(self, name: str, own: Own) -> bool:
         return name not in self._readers or is_ready(own, self.evidence.step)
