@@ -134,8 +134,8 @@ PLANNERS = (
     Mutant(
         name="what_drafts_cost_is_charged_to_plain_steps",
         file="engine/costs.py",
-        old="        return self._drafted if is_drafted else self._plain\n",
-        new="        return self._drafted\n",
+        old="(self._excess.factor if is_drafted else 1.0)",
+        new="self._excess.factor",
         tests=(f"{COSTS}::test_what_drafts_cost_besides_their_rows_is_not_charged_to_plain_steps",),
         why="plain decoding then seems as slow as drafting, and drafting goes on where it loses",
     ),

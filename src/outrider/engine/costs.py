@@ -23,12 +23,14 @@ __all__ = ["CONTEXT", "LOOKUP_COSTS", "CostTable", "DraftCosts", "LiveCosts", "R
 
 CONTEXT = 256
 """Cached tokens behind which a pass is timed."""
-_DRIFT_SHARE = 0.05
-"""Weight of one observation in the machine's drift."""
-_RECENT, _FEW = 9, 3
-"""Observations whose median corrects a knot of a curve, and how many it takes at least."""
+_DRIFT_SHARE, _SHAPE_SHARE = 0.05, 0.05
+"""Weight of one observation in the machine's drift, and in the curve's shape."""
 _REFRESH = 8
-"""Observations after which the curves are drawn anew."""
+"""Observations after which the curve is drawn anew."""
+_NEIGHBOURS, _FAR = 8, 24
+"""Steps of the other kind that one is compared with, and how many steps back they may lie."""
+_COMPARED, _DOUBT = 15, 3
+"""Comparisons of both kinds that count, and how many without a difference are laid beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,42 +147,37 @@ class CostTable:
         )
 
 
-class _Lane:
-    """Passes of one kind: what the clock said by what the table and the machine's drift said, median by median.
+class _Excess:
+    """What steps with drafts take by what the table says, beside steps without them at about the same time.
 
-    Medians, since other work on the machine makes single passes several times as long.
+    Steps are compared with their neighbours of the other kind, so that a machine that becomes slower does not count, and by
+    medians, since other work on the machine makes single passes several times as long.
     """
 
-    def __init__(self, knots: Sequence[int]) -> None:
-        self._knots = knots
-        self._near: list[deque[float]] = [deque(maxlen=_RECENT) for _ in knots]
-        self._any: deque[float] = deque(maxlen=2 * _RECENT)
+    def __init__(self) -> None:
+        self._recent: dict[bool, deque[tuple[int, float]]] = {kind: deque(maxlen=_NEIGHBOURS) for kind in (False, True)}
+        self._compared: deque[float] = deque(maxlen=_COMPARED)
+        self._last: bool | None = None
+        self._now = 0
 
-    def add(self, rows: int, ratio: float) -> None:
-        """One observation."""
-        self._any.append(ratio)
-        if self._knots:
-            self._near[self._nearest(rows)].append(ratio)
+    @property
+    def factor(self) -> float:
+        """Of all steps with drafts."""
+        return median([*self._compared, *[1.0] * _DOUBT])
 
-    def factor(self, rows: int) -> float:
-        """Of a pass over so many rows."""
-        return self.factors()[self._nearest(rows)] if self._knots else 1.0
+    @property
+    def is_known(self) -> bool:
+        """True if both kinds were compared often enough."""
+        return len(self._compared) > _DOUBT
 
-    def factors(self) -> list[float]:
-        """Of each knot; one that little is known of is taken for its nearest neighbour that is known."""
-        known = {index: median(near) for index, near in enumerate(self._near) if len(near) >= _FEW}
-        if not known:
-            return [median(self._any) if len(self._any) >= _FEW else 1.0] * len(self._near)
-        return [known[min(known, key=lambda other: abs(other - index))] for index in range(len(self._near))]
-
-    def knows(self, rows: int) -> bool:
-        """True if passes over about so many rows were seen often enough."""
-        return not self._knots or len(self._near[self._nearest(rows)]) >= _FEW
-
-    def _nearest(self, rows: int) -> int:
-        right = min(bisect_left(self._knots, rows), len(self._knots) - 1)
-        left = max(0, right - 1)
-        return left if rows * rows < self._knots[left] * self._knots[right] else right
+    def add(self, *, is_drafted: bool, ratio: float) -> None:
+        """One step: its time by the table's."""
+        self._now += 1
+        others = [value for step, value in self._recent[not is_drafted] if self._now - step <= _FAR]
+        if others and self._last is not is_drafted:
+            self._compared.append(_bounded(ratio / median(others) if is_drafted else median(others) / ratio, 4.0))
+        self._last = is_drafted
+        self._recent[is_drafted].append((self._now, ratio))
 
 
 class LiveCosts:
@@ -194,7 +191,8 @@ class LiveCosts:
     def __init__(self, table: CostTable, names: Sequence[str]) -> None:
         self.table = table
         self._drift = 1.0
-        self._plain, self._drafted = _Lane(table.passes.rows), _Lane(table.passes.rows)
+        self._shape = [1.0] * len(table.passes.rows)
+        self._excess = _Excess()
         self._curves: dict[bool, list[float]] = {}
         self._size = 0
         self._since = 0
@@ -213,9 +211,9 @@ class LiveCosts:
         curve = self._curves.get(is_drafted)
         if curve is None or len(curve) <= num_rows:
             self._size = size = max(self._size, 1 << max(6, num_rows.bit_length()))
-            known, factors = self.table.passes, self._lane(is_drafted).factors()
-            bent = RowCosts.monotone({r: ms * f for r, ms, f in zip(known.rows, known.ms, factors, strict=True)})
-            curve = self._curves[is_drafted] = [self._drift * ms for ms in bent.curve(size)]
+            known, factor = self.table.passes, self._drift * (self._excess.factor if is_drafted else 1.0)
+            bent = RowCosts.monotone({r: ms * f for r, ms, f in zip(known.rows, known.ms, self._shape, strict=True)})
+            curve = self._curves[is_drafted] = [factor * ms for ms in bent.curve(size)]
         return curve
 
     def around_ms(self, num_sequences: int, context: float, *, is_drafted: bool = True) -> float:
@@ -230,26 +228,30 @@ class LiveCosts:
         """A drafter's costs, as corrected so far."""
         return self._live_drafts[name]
 
-    def knows_plain(self, num_sequences: int) -> bool:
-        """True if steps without drafts of about so many sequences were seen lately."""
-        return self._plain.knows(num_sequences)
+    @property
+    def knows_both(self) -> bool:
+        """True if steps with drafts and steps without were compared often enough."""
+        return self._excess.is_known
 
     def learn_pass(self, *, num_sequences: int, rows: int, context: float, verify_ms: float, other_ms: float) -> None:
         """A pass took so long."""
         draft_rows = max(0, rows - num_sequences)
-        is_drafted, table = draft_rows > 0, self.table.passes
+        is_drafted = draft_rows > 0
         self._other_ms[is_drafted] += _DRIFT_SHARE * (other_ms / num_sequences - self._other_ms[is_drafted])
         around = self._roots_ms(num_sequences, context) + draft_rows * self.row_ms(context)
-        lane, as_measured = self._lane(is_drafted), self._drift * table(rows)
-        ratio = _bounded(verify_ms / (as_measured * lane.factor(rows) + around), 4.0)
-        lane.add(rows, _bounded(max(0.0, verify_ms - around) / as_measured, 4.0))
+        pass_ms = self.passes(rows, is_drafted=is_drafted)[rows]
+        ratio = _bounded(verify_ms / (pass_ms + around), 4.0)
+        undrafted_ms = pass_ms / self._excess.factor if is_drafted else pass_ms
+        self._excess.add(is_drafted=is_drafted, ratio=self._drift * verify_ms / (undrafted_ms + around))
         self._drift *= 1 + _DRIFT_SHARE * (ratio - 1)
+        for index, weight in self._nearest(rows):
+            self._shape[index] *= 1 + _SHAPE_SHARE * weight * (ratio - 1)
+        # Only the shape is relative: pull it back to 1 on average, or it and the drift would wander apart.
+        mean = sum(self._shape) / len(self._shape) if self._shape else 1.0
+        self._shape = [_bounded(factor / mean, 3.0) for factor in self._shape]
         self._since += 1
         if self._since >= _REFRESH:
             self._since, self._curves = 0, {}
-
-    def _lane(self, is_drafted: bool) -> _Lane:
-        return self._drafted if is_drafted else self._plain
 
     def _roots_ms(self, num_sequences: int, context: float) -> float:
         """Further sequences of a pass, and their contexts."""
@@ -274,6 +276,7 @@ class LiveCosts:
         return {
             "measured": self.table.to_json(),
             "drift": round(self._drift, 4),
+            "excess_with_drafts": round(self._excess.factor, 4),
             "passes_ms": plain,
             "passes_with_drafts_ms": drafted,
             "other_ms_per_sequence": {
@@ -282,6 +285,15 @@ class LiveCosts:
             },
             "drafts_ms": {name: asdict(self.drafts(name)) for name in self._drafts},
         }
+
+    def _nearest(self, rows: int) -> list[tuple[int, float]]:
+        """The knots beside a row count, with weights that sum to 1."""
+        knots = self.table.passes.rows
+        right = bisect_left(knots, rows)
+        if right == 0 or right == len(knots):
+            return [(min(right, len(knots) - 1), 1.0)] if knots else []
+        share = (rows - knots[right - 1]) / (knots[right] - knots[right - 1])
+        return [(right - 1, 1 - share), (right, share)]
 
 
 def _bounded(ratio: float, most: float) -> float:

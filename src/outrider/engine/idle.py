@@ -45,7 +45,8 @@ class Purse:
 class PlainLooks:
     """Breaks a long run of steps with drafts now and then: how much faster drafting is must be known from both kinds.
 
-    The more it seems to gain, the more wrong that would have to be to matter, and the seldomer it is looked at.
+    The more it seems to gain, the more wrong that would have to be to matter, and the seldomer it is looked at, though
+    never less than a quarter as often: what seems to gain most may be what is most wrong.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class PlainLooks:
 
     def is_due(self, *, is_known: bool) -> bool:
         """Should the next step go without? ``is_known``: some such were seen lately."""
-        return self._run >= (PLAIN_AFTER if is_known else PLAIN_AT_FIRST) * self._speed_up**2
+        return self._run >= (PLAIN_AFTER if is_known else PLAIN_AT_FIRST) * min(self._speed_up**2, 4.0)
 
     def price_ms(self, plain_ms: float) -> float:
         """What is lost by it."""

@@ -264,7 +264,7 @@ class Planner:
     def _looks_at_plain(self, plan: StepPlan) -> bool:
         """Go without drafts once, only to know what that takes now."""
         looks = self._plain_looks
-        is_due = looks.is_due(is_known=self.costs.knows_plain(len(plan.asks)))
+        is_due = looks.is_due(is_known=self.costs.knows_both)
         return is_due and self._purse.pay(looks.price_ms(plan.plain_ms))
 
     # --- what a request allows
