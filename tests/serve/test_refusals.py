@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 from benchmarks.load.client import Client
@@ -12,6 +13,7 @@ from outrider.errors import ConfigError, MissingExtra
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
 from outrider.serve.errors import api_error
+from outrider.serve.run import listener_settings
 from tests.serve.support import CLIENT, LiveServer, ScriptedModel, serving
 
 
@@ -57,3 +59,42 @@ def test_more_messages_than_the_window_has_tokens(off: LiveServer) -> None:
     body = {"messages": [{"role": "user", "content": ""}] * 513}
     error = off.post("/v1/chat/completions", body).json()["error"]
     assert error["param"] == "messages" and "513 entries" in error["message"]
+
+
+def test_what_is_looked_at_may_be_asked_for_by_head(scripted: LiveServer) -> None:
+    for path in ("/", "/health", "/metrics", "/v1/models", "/v1/models/table", "/outrider/status"):
+        head = CLIENT.head(scripted.url + path)
+        assert head.status_code == 200 and head.content == b""
+        assert head.headers["content-type"] == CLIENT.get(scripted.url + path).headers["content-type"]
+
+
+def test_a_method_that_is_not_possible_is_told_which_are(scripted: LiveServer) -> None:
+    for method, path, allowed in (("GET", "/v1/chat/completions", {"POST"}), ("DELETE", "/v1/models", {"GET", "HEAD"})):
+        answer = CLIENT.request(method, scripted.url + path)
+        assert answer.status_code == 405 and set(answer.headers["allow"].split(", ")) == allowed
+        assert answer.json()["error"]["message"].startswith(f"{method} is not possible at {path}; allowed: ")
+
+
+def test_a_packed_body_is_refused_by_its_coding(scripted: LiveServer) -> None:
+    body = gzip.compress(b'{"prompt": "x"}')
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = CLIENT.post(f"{scripted.url}/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 415 and "content encoding 'gzip'" in answer.json()["error"]["message"]
+
+
+def test_answers_of_other_servers_may_stand_in_a_chat(scripted: LiveServer) -> None:
+    """As OpenAI's own client writes them out, fields that hold nothing included."""
+    said = {"role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None}
+    said |= {"function_call": None, "tool_calls": None}
+    user = {"role": "user", "content": "x"}
+    bodies = [{"messages": [user, each, user]} for each in (said, {"role": "assistant", "content": "hello"})]
+    counts = [scripted.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"] for body in bodies]
+    assert counts[0] == counts[1]
+    full = {"messages": [user, {**said, "annotations": [{"type": "url_citation"}]}, user]}
+    error = scripted.post("/v1/chat/completions", full).json()["error"]
+    assert error["param"] == "messages[1].annotations"
+
+
+def test_an_idle_connection_outlives_what_proxies_keep() -> None:
+    """Proxies keep idle connections for a minute; if the server ends them earlier, their next request is lost."""
+    assert listener_settings(lambda: None).timeout_keep_alive > 60

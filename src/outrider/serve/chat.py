@@ -44,7 +44,13 @@ def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
     """Tools for the template; with ``tool_choice`` none the model is shown none."""
     if not request.tools or request.tool_choice == "none":
         return None
-    return [tool.raw for tool in request.tools]
+    return [_shown(tool.raw) for tool in request.tools]
+
+
+def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As it was sent, without ``strict``, which tells the server what to do and not the model."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _message(index: int, message: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -55,9 +61,12 @@ def _message(index: int, message: Mapping[str, Any], tokenizer: Tokenizer) -> di
     for name, value in message.items():
         if name != "role" and value is not None and name not in ROLES[role]:
             hint = nearest(name, ROLES[role]) or f"; allowed beside {role}: {', '.join(ROLES[role])}"
-            raise _refused(index, name[:40], f"is unknown{hint}")
+            if not (name == "annotations" and value == []):  # in answers that OpenAI's own servers gave
+                raise _refused(index, name[:40], f"is unknown{hint}")
     _refuse_unread(index, message, tokenizer)
-    out = {name: value for name, value in message.items() if value is not None or name == "content"}
+    out = {name: value for name, value in message.items() if name in ROLES[role] and value is not None}
+    if "content" in message:
+        out["content"] = message["content"]
     out["role"] = "system" if role == "developer" else role
     if out.get("tool_calls"):
         out["tool_calls"] = _calls(index, out["tool_calls"], is_template=tokenizer.tool_rendering == "template")

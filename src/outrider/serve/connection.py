@@ -49,6 +49,9 @@ async def read_body(request: Request, *, most_bytes: int, timeout_s: float) -> b
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content type {kind[:80]!r} is not possible; allowed: application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"content encoding {coding[:80]!r} is not possible; send the body as it is")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most_bytes * SWALLOWED):
         raise _too_large(most_bytes)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from outrider.models.tokenizer import Tokenizer
 from outrider.serve.config import ToolFormat
 
-__all__ = ["CallStyle", "ToolDelta", "ToolParser", "call_grammar", "call_style"]
+__all__ = ["CLOSE", "OPEN", "CallStyle", "ToolDelta", "ToolParser", "call_style"]
 
 CallStyle = Literal["tags", "bare"]
 
@@ -65,36 +65,6 @@ def call_style(chosen: ToolFormat, tokenizer: Tokenizer | None) -> CallStyle:
     if tokenizer is None or tokenizer.tool_rendering == "system" or tokenizer.template_mentions(OPEN):
         return "tags"
     return "bare" if tokenizer.template_mentions("<|python_tag|>") else "tags"
-
-
-def call_grammar(tools: Sequence[Mapping[str, Any]], *, style: CallStyle, is_parallel: bool) -> str:
-    """A Lark grammar (llguidance's dialect) of answers that are nothing but calls of these tools, in the model's own way.
-
-    With it ``tool_choice`` can be forced, and the parser reads what comes out as it reads free answers.
-    """
-    key = "arguments" if style == "tags" else "parameters"
-    shapes = [_call_schema(tool["function"], key) for tool in tools]
-    schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
-    # One way of writing blanks: a model that may write any could write nothing else.
-    tight = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    body = json.dumps({**schema, "x-guidance": tight}, ensure_ascii=False)
-    if style == "tags":
-        call, more = f'"{OPEN}\\n" body "\\n{CLOSE}"', '"\\n" call'
-    else:
-        call, more = "body", '"; " call'
-    start = f"start: call ({more})*" if is_parallel else "start: call"
-    return f"{start}\ncall: {call}\nbody: %json {body}\n"
-
-
-def _call_schema(function: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """JSON schema of one call."""
-    arguments = function.get("parameters") or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, key: arguments},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
 
 
 class _JsonSpan:
