@@ -347,6 +347,10 @@ def test_metrics_and_status(scripted: LiveServer) -> None:
     assert value("vllm:time_to_first_token_seconds_bucket", 'le="+Inf"') == value(
         "vllm:time_to_first_token_seconds_count"
     )
+    assert value("vllm:kv_cache_usage_perc") >= 0 and value("vllm:num_preemptions_total") == 0
+    per_token = "vllm:request_time_per_output_token_seconds"
+    assert 0 < value(f"{per_token}_sum") < 60 * value(f"{per_token}_count")
+    assert value(f"{per_token}_count") <= value("vllm:e2e_request_latency_seconds_count")
     assert value("outrider_http_requests_total", 'path="/v1/chat/completions",status="200"') >= 2
     status = CLIENT.get(f"{scripted.url}/outrider/status").json()
     assert status["load"]["running"] == 0 and status["speculation"]["accepted"] == accepted
