@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -80,9 +81,17 @@ def test_a_drafted_answer_is_coloured(browser: Any, scripted: LiveServer, width:
     numbers = view.locator("#numbers-a").inner_text()
     assert "tokens/s" in numbers and re.search(r"tokens a pass of the model\s+[2-9]\.\d", numbers)
     assert view.locator("#positions .bar").count() == 8
+    # No label is squeezed into several lines by a long value.
+    heights = view.evaluate(
+        "[...document.querySelectorAll('#load dt')].map(each => each.getBoundingClientRect().height)"
+    )
+    assert heights and max(heights) < 40
     until(view, "document.querySelectorAll('#decisions .bar').length > 0")
     until(view, "/tokens so far\\s*[1-9]/.test(document.getElementById('load').innerText)")
     view.locator("#planner").evaluate("node => node.parentElement.open = true")
+    told = json.loads(view.text_content("#planner"))
+    assert "costs" in told and view.locator("#planner").bounding_box()["height"] <= 400
+    assert "\n" not in re.findall(r'"rows": (\[[^]]*\])', view.text_content("#planner"))[0], "a list is one line"
     picture(view, f"answer-{scheme}-{width}")
     wide = view.evaluate("document.documentElement.scrollWidth")
     assert wide <= width, f"the page is {wide} pixels wide"

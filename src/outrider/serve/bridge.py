@@ -95,6 +95,7 @@ class Bridge:
 
 
 _FIELD = re.compile(r"structured_outputs(\.(json|json_object|grammar)\b)?")
+_LINE = re.compile(r" \d+ \| ")
 _PLACE = re.compile(r"at \d+\(\d+\): ")
 
 
@@ -103,5 +104,5 @@ def _in_the_clients_words(error: SamplingError, field: str) -> SamplingError:
     if field == "structured_outputs":
         return error
     # Behind its reason llguidance shows the grammar, which the client did not write.
-    told = _PLACE.sub("", str(error)).partition(" 1 | start:")[0]
+    told = _LINE.split(_PLACE.sub("", str(error)), maxsplit=1)[0]
     return SamplingError(_FIELD.sub(field, told))
