@@ -5,13 +5,17 @@ In float32, on a tiny random model drafted by an int8 copy of itself, and on the
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 
 from outrider.drafters.build import make_drafter
-from tests.serve.support import CLIENT, LiveServer, serving, sse
+from tests.serve.support import CLIENT, CLOCK, WEATHER, LiveServer, serving, sse
 
 COPY = "Repeat exactly, 5 times: I will never miss any tokens."
 
@@ -134,8 +138,17 @@ def test_s11_odd_prompts(off: LiveServer, on: LiveServer, body: dict[str, Any]) 
 @pytest.fixture(scope="module")
 def real(real_target_f32: Any) -> Iterator[tuple[LiveServer, LiveServer]]:
     """The real model without and with speculation. One is idle while the other works."""
-    with serving(real_target_f32) as off, serving(real_target_f32, make_drafter("ngram", real_target_f32)) as on:
+    target = with_tools_in_the_system_message(real_target_f32)
+    with serving(target) as off, serving(target, make_drafter("ngram", target)) as on:
         yield off, on
+
+
+def with_tools_in_the_system_message(target: Any) -> Any:
+    """The model, its weights shared, with a tokenizer that describes tools as ``--tool-rendering system`` does."""
+    served = copy.copy(target)
+    served.tokenizer = copy.copy(target.tokenizer)
+    served.tokenizer._chat = replace(target.tokenizer._chat, tool_rendering="system")
+    return served
 
 
 @pytest.mark.real_model
@@ -147,6 +160,66 @@ def test_s8_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
         assert streamed(on, body) == plain
         text = plain["choices"][0]["message"]["content"]
         assert text and "\ufffd" not in text.rstrip("\ufffd")  # a limit may cut the last character
+
+
+def told(server: LiveServer, body: dict[str, Any], *, is_streamed: bool) -> tuple[Any, ...]:
+    """Text, calls and reason of an answer with tools, through the real client."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    if not is_streamed:
+        choice = client.chat.completions.create(model=server.service.model_name, **body).choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        return choice.message.content or "", calls, choice.finish_reason
+    text, found, ids, reasons = "", dict[int, list[str]](), set[str](), list[str]()
+    for chunk in client.chat.completions.create(model=server.service.model_name, stream=True, **body):
+        [said] = chunk.choices
+        text += said.delta.content or ""
+        reasons += [said.finish_reason] if said.finish_reason else []
+        for call in said.delta.tool_calls or ():
+            if call.index not in found:
+                assert call.index == len(found) and call.type == "function" and call.id not in ids
+                ids.add(call.id)
+                found[call.index] = [call.function.name, ""]
+            found[call.index][1] += call.function.arguments
+    [reason] = reasons
+    return text, [(name, arguments) for name, arguments in found.values()], reason
+
+
+def shown_calls() -> list[dict[str, Any]]:
+    """A chat with four calls and their results, so that a small model knows how it is done."""
+    out: list[dict[str, Any]] = []
+    for index, (tool, city, result) in enumerate(
+        (
+            ("weather", "Rome", "sunny"),
+            ("clock", "Paris", "12:00"),
+            ("weather", "Madrid", "rain"),
+            ("clock", "Kyoto", "20:00"),
+        )
+    ):
+        function = {"name": tool, "arguments": json.dumps({"city": city})}
+        call = {"id": f"call_{index}", "type": "function", "function": function}
+        out += [
+            {"role": "user", "content": f"{tool} in {city}?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"call_{index}", "content": result},
+            {"role": "assistant", "content": f"{result}."},
+        ]
+    return out
+
+
+@pytest.mark.real_model
+def test_s9_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
+    """A call of the model's own will, and one that is asked for."""
+    off, on = real
+    chat = [*shown_calls(), {"role": "user", "content": "weather in Oslo?"}]
+    free = {"messages": chat, "tools": [WEATHER, CLOCK], "temperature": 0, "max_tokens": 40}
+    forced = {**free, "messages": chat[-1:], "tool_choice": "required", "parallel_tool_calls": False}
+    for body in (free, forced):
+        plain = told(off, body, is_streamed=False)
+        assert told(on, body, is_streamed=False) == told(on, body, is_streamed=True) == plain
+        text, [(name, arguments)], reason = plain
+        assert (text, reason) == ("", "tool_calls") and name in ("weather", "clock")
+        assert list(json.loads(arguments)) == ["city"], arguments
+    assert "Oslo" in told(on, free, is_streamed=True)[1][0][1]
 
 
 @pytest.mark.real_model
