@@ -101,6 +101,24 @@ def test_a_drafted_answer_is_coloured(browser: Any, scripted: LiveServer, width:
     assert wrong == []
 
 
+def test_long_lists_are_folded(browser: Any, scripted: LiveServer) -> None:
+    """A server whose grammars force long runs still shows a dozen rows, and one for all that is beyond."""
+    view, wrong = opened(browser, scripted, width=390, scheme="dark")
+    counts = "Array.from({length: 30}, (_, i) => ({reached: 60 - i, accepted: 30}))"
+    view.evaluate(f"clearTimeout(timer); positions('all-positions', {counts})")
+    view.evaluate("decisions(Object.fromEntries(Array.from({length: 30}, (_, i) => [i, 1])))")
+    for name, rows, last in (
+        ("all-positions", 13, "540 of 711"),
+        ("decisions", 14, "57 %"),
+    ):
+        assert view.locator(f"#{name} .bar").count() == rows
+        assert view.locator(f"#{name} span").all_inner_texts()[-2:] == ["13+", last]
+    tops = view.evaluate("['h1', '#theme'].map(each => document.querySelector(each).getBoundingClientRect().bottom)")
+    assert abs(tops[0] - tops[1]) < 20, "the head is one line on a telephone, too"
+    view.close()
+    assert wrong == []
+
+
 def test_errors_stop_and_the_other_theme(browser: Any, scripted: LiveServer) -> None:
     view, wrong = opened(browser, scripted, width=1280, scheme="light")
     view.fill("#prompt", "this never ends")
