@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from typing import Any
 
 from benchmarks.load.client import Client
@@ -93,6 +94,48 @@ def test_answers_of_other_servers_may_stand_in_a_chat(scripted: LiveServer) -> N
     full = {"messages": [user, {**said, "annotations": [{"type": "url_citation"}]}, user]}
     error = scripted.post("/v1/chat/completions", full).json()["error"]
     assert error["param"] == "messages[1].annotations"
+
+
+def test_a_part_of_a_content_holds_nothing_that_would_be_ignored(scripted: LiveServer) -> None:
+    def ask(**more: Any) -> Any:
+        parts = [{"type": "text", "text": "Reply with "}, {"type": "text", "text": "exactly: OK", **more}]
+        body = {"messages": [{"role": "user", "content": parts}], "temperature": 0}
+        return scripted.post("/v1/chat/completions", body).json()
+
+    assert ask()["choices"][0]["message"]["content"] == "OK"
+    assert ask(cache_control={"type": "ephemeral"})["choices"][0]["message"]["content"] == "OK"
+    assert ask(texts="x")["error"]["param"] == "messages[0].content[1].texts"
+
+
+def test_what_changes_nothing_passes_and_what_would_is_refused(scripted: LiveServer) -> None:
+    user = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    wishes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"prompt_cache_retention": "in-memory"}, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        (
+            {"stream_options": {"include_obfuscation": False}},
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+    ]
+    for taken, refused, param in wishes:
+        assert scripted.post("/v1/chat/completions", {**user, **taken}).status_code == 200
+        answer = scripted.post("/v1/chat/completions", {**user, **refused})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_no_character_of_an_answer_ends_a_line_of_the_stream() -> None:
+    """Clients that read a stream by lines cut at more characters than line breaks."""
+    text = "a\u2028b\u2029c\x85d\u2028"
+    with serving(ScriptedModel(scripts={"odd lines": text})) as server:
+        body = {"messages": [{"role": "user", "content": "odd lines"}], "temperature": 0}
+        said = server.chat("odd lines", temperature=0)["choices"][0]["message"]["content"]
+        found = ""
+        with CLIENT.stream("POST", f"{server.url}/v1/chat/completions", json={**body, "stream": True}) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    found += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+        assert found == said == text
 
 
 def test_an_idle_connection_outlives_what_proxies_keep() -> None:

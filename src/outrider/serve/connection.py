@@ -18,6 +18,9 @@ __all__ = ["DONE", "EventStream", "frame", "json_response", "read_body", "while_
 
 T = TypeVar("T")
 
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Characters that some clients take for the end of a line, which would cut an event in two; JSON can spell them out."""
+
 DONE = b"data: [DONE]\n\n"
 SWALLOWED = 8
 """So many times the largest body is read and forgotten: a client that still sends would meet a reset, not the answer."""
@@ -35,6 +38,8 @@ def frame(body: Mapping[str, Any]) -> bytes:
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
     # Half of a surrogate pair, which a client may have sent and an error repeats, has no UTF-8.
     return text.encode("utf-8", "backslashreplace")
 

@@ -71,6 +71,7 @@ class StreamOptions(_Part):
 
     include_usage: bool | None = None
     include_steps: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class SpeculationFields(_Part):
