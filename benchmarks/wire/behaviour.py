@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.scenario_parts import COPY_CHAT, HELLO_CHAT, ODD_PROMPTS, OPEN_CHAT, ROBOT
 from benchmarks.wire.asking import Ask, ask, compare
 from benchmarks.wire.setup import Wire
+from benchmarks.wire.tool_chat import PLACES, TOOLS, tool_chat
 from outrider import SamplingParams
 from outrider.errors import OutriderError
 from outrider.sampling.constraint import StructuredOutputs
@@ -56,6 +57,9 @@ async def tool_calls(wire: Wire) -> dict[str, Any]:
     assert rows, "no prompts with tools; give --traffic"
     params = SamplingParams(max_tokens=wire.sizes.num_tokens)
     asks = [Ask(prompt=row["messages"], tools=row["tools"], params=params) for row in rows]
+    shown = [f"{tool} in {place}?" for place in PLACES for tool in ("weather", "clock")][: len(rows)]
+    if wire.library.target.spec.max_positions > 2048:  # a chat with examples is long
+        asks += [Ask(prompt=tool_chat(question), tools=TOOLS, params=params) for question in shown]
     counts: dict[str, Any] = await wire.same(asks)
     replies = await asyncio.gather(*(ask(wire.client, each) for each in asks))
     calls = [call for reply in replies for call in reply.choices[0].calls.values()]
