@@ -49,10 +49,7 @@ async def streaming(wire: Wire) -> dict[str, Any]:
 
 
 async def tool_calls(wire: Wire) -> dict[str, Any]:
-    """S9: prompts with tools: tokens are the library's, a streamed answer holds the same calls as a whole one.
-
-    Free, and with calls asked for: then each answer is calls of offered tools, whatever the model is like.
-    """
+    """S9: prompts with tools: tokens are the library's, a stream holds the calls of the whole answer; free and forced."""
     rows = [row for row in wire.rows if row.get("tools")][: wire.sizes.num_tool_prompts]
     assert rows, "no prompts with tools; give --traffic"
     params = SamplingParams(max_tokens=wire.sizes.num_tokens)
