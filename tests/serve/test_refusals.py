@@ -37,6 +37,22 @@ def test_a_body_that_is_too_large_is_told_though_the_client_still_sends() -> Non
         assert asyncio.run(client.send(head)).status == 413  # far too large: not even read
 
 
+def test_an_early_refusal_of_a_large_body_arrives() -> None:
+    """A wrong key, path, method or type is known before the body is there; the client still hears of it."""
+    with serving(ScriptedModel(), keys=KeyRing([("ann", "a-long-enough-key")])) as server:
+        client = Client("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        raw = client.request("/v1/completions", b'{"prompt": "' + b"x" * (3 << 20) + b'"}')
+        key = b"Authorization: Bearer a-long-enough-key\r\nContent-Length"
+        known = raw.replace(b"Content-Length", key, 1)
+        for sent, status in (
+            (raw, 401),
+            (known.replace(b"/v1/completions", b"/v1/completion", 1), 404),
+            (known.replace(b"POST", b"PUT", 1), 405),
+            (known.replace(b"application/json", b"text/plain", 1), 415),
+        ):
+            assert asyncio.run(client.send(sent)).status == status
+
+
 def test_a_request_that_the_cache_could_never_hold_is_the_clients_to_change(tiny_target: Any) -> None:
     with serving(tiny_target, engine=EngineConfig(schedule="fixed", cache_memory_gb=2e-4)) as server:
         response = server.post("/v1/completions", {"prompt": "x", "max_tokens": 400})
