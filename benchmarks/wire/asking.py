@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -13,6 +14,8 @@ from outrider import Engine, EngineConfig, GenerationResult, SamplingParams
 from outrider.errors import OutriderError
 from outrider.models.base import LoadedTarget
 from outrider.sampling.constraint import StructuredOutputs
+from outrider.serve.protocol import ChatRequest, parse_body
+from outrider.serve.tool_grammar import tool_constraint
 
 __all__ = ["Ask", "Library", "ask", "compare", "same"]
 
@@ -30,12 +33,14 @@ class Ask:
         prompt: a chat, a text, or token ids.
         params: the library's sampling fields; the body's are made of them.
         tools: shown to the model.
+        choice: ``tool_choice``; one that asks for calls is a grammar to the library.
         more: further fields of the body, which change no token.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Sequence[Mapping[str, Any]] | None = None
+    choice: str | Mapping[str, Any] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,7 +65,17 @@ class Ask:
             body |= {"logprobs": True, "top_logprobs": self.params.logprobs}
         if self.tools is not None:
             body["tools"] = list(self.tools)
+        if self.choice is not None:
+            body["tool_choice"] = self.choice
         return {**body, **self.more}
+
+    def decoded(self) -> SamplingParams:
+        """The library's fields, with the constraint that the server makes of the tools."""
+        if self.choice is None:
+            return self.params
+        wished = {"messages": [], "tools": list(self.tools or ()), "tool_choice": self.choice}
+        found = tool_constraint(parse_body(json.dumps(wished).encode(), ChatRequest), "tags")
+        return self.params if found is None else replace(self.params, structured_outputs=StructuredOutputs(**found))
 
 
 def _as_json(value: Any) -> Any:
@@ -91,7 +106,7 @@ class Library:
         new = {_key(each): each for each in asks if _key(each) not in self._known}
         for key, each in new.items():
             try:
-                self._engine.submit(self._tokens(each), each.params, id=key)
+                self._engine.submit(self._tokens(each), each.decoded(), id=key)
                 self._known[key] = []
             except OutriderError as error:
                 self._known[key] = error
@@ -138,7 +153,7 @@ class Library:
 
 
 def _key(each: Ask) -> str:
-    return repr((each.prompt, each.params, each.tools))
+    return repr((each.prompt, each.params, each.tools, each.choice))
 
 
 async def ask(client: Client, each: Ask, *, is_streamed: bool = False) -> Reply:

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.scenario_parts import COPY_CHAT, HELLO_CHAT, ODD_PROMPTS, OPEN_CHAT, ROBOT
 from benchmarks.wire.asking import Ask, ask, compare
 from benchmarks.wire.setup import Wire
+from benchmarks.wire.tool_chat import PLACES, TOOLS, tool_chat
 from outrider import SamplingParams
 from outrider.errors import OutriderError
 from outrider.sampling.constraint import StructuredOutputs
@@ -48,18 +49,42 @@ async def streaming(wire: Wire) -> dict[str, Any]:
 
 
 async def tool_calls(wire: Wire) -> dict[str, Any]:
-    """S9: prompts with tools: tokens are the library's, a streamed answer holds the same calls as a whole one."""
+    """S9: prompts with tools: tokens are the library's, a stream holds the calls of the whole answer; free and forced."""
     rows = [row for row in wire.rows if row.get("tools")][: wire.sizes.num_tool_prompts]
     assert rows, "no prompts with tools; give --traffic"
     params = SamplingParams(max_tokens=wire.sizes.num_tokens)
     asks = [Ask(prompt=row["messages"], tools=row["tools"], params=params) for row in rows]
+    shown = [f"{tool} in {place}?" for place in PLACES for tool in ("weather", "clock")][: len(rows)]
+    if wire.library.target.spec.max_positions > 2048:  # a chat with examples is long
+        asks += [Ask(prompt=tool_chat(question), tools=TOOLS, params=params) for question in shown]
     counts: dict[str, Any] = await wire.same(asks)
     replies = await asyncio.gather(*(ask(wire.client, each) for each in asks))
     calls = [call for reply in replies for call in reply.choices[0].calls.values()]
     # An answer that the limit cuts may end inside the arguments.
     whole = [r.choices[0] for r in replies if r.choices[0].finish_reason == "tool_calls"]
     assert all(isinstance(json.loads(arguments), dict) for choice in whole for _, arguments in choice.calls.values())
-    return {**counts, "calls": len(calls), "answers that end with calls": len(whole)}
+    forced = await _forced_calls(wire, asks[: max(1, len(asks) // 5)])
+    return {**counts, "calls": len(calls), "answers that end with calls": len(whole), **forced}
+
+
+async def _forced_calls(wire: Wire, asks: Sequence[Ask]) -> dict[str, int]:
+    """``tool_choice`` required, and the first tool by name."""
+    forced = [replace(each, choice="required") for each in asks]
+    for each in asks:
+        assert each.tools
+        first = each.tools[0]["function"]["name"]
+        forced.append(replace(each, choice={"type": "function", "function": {"name": first}}))
+    counts = await wire.same(forced)
+    ended = 0
+    for each in forced:
+        choice = (await ask(wire.client, each)).choices[0]
+        names = {tool["function"]["name"] for tool in each.tools or ()}
+        assert {name for name, _ in choice.calls.values()} <= names, choice
+        if choice.finish_reason == "tool_calls":  # else the limit may have cut it before its name was known
+            assert choice.text == "", choice
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in choice.calls.values()), choice
+            ended += 1
+    return {"forced": counts["requests"], "forced that end with calls": ended}
 
 
 async def json_under_load(wire: Wire) -> dict[str, Any]:
@@ -92,7 +117,7 @@ async def _refused_constraints(wire: Wire) -> None:
     body = {"messages": SAY_HELLO, "max_tokens": 4}
     broken = {"type": "string", "pattern": "(["}
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": broken}}
-    await wire.refuses({**body, "response_format": schema}, "structured_outputs")
+    await wire.refuses({**body, "response_format": schema}, "response_format")
     await wire.refuses({**body, "structured_outputs": {"regex": "(["}}, "structured_outputs.regex")
     await wire.refuses({**body, "structured_outputs": {"grammar": "start: ("}}, "structured_outputs.grammar")
     await wire.refuses({**body, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "regex and choice")

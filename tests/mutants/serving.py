@@ -47,4 +47,28 @@ SERVING = (
         tests=("tests/serve/test_protocol.py::test_one_name_twice_in_an_object_is_refused",),
         why="a field that was sent is not honoured, and nobody is told",
     ),
+    Mutant(
+        name="references_in_tools_are_read_from_the_wrong_place",
+        file="serve/tool_grammar.py",
+        old='value["$ref"] = place + value["$ref"][1:]',
+        new='value["$ref"] = value["$ref"] + ""',
+        tests=("tests/serve/test_tool_grammar.py::test_references_within_a_schema_hold_wherever_it_stands",),
+        why="a tool whose schema names its parts, as pydantic writes them, cannot be forced",
+    ),
+    Mutant(
+        name="arguments_that_no_schema_declares_may_come",
+        file="serve/tool_grammar.py",
+        old='value["additionalProperties"] = False',
+        new='value["additionalProperties"] = True',
+        tests=("tests/serve/test_tool_grammar.py::test_what_an_answer_may_be",),
+        why="the function behind a tool is called with arguments that it does not have",
+    ),
+    Mutant(
+        name="an_only_argument_comes_in_one_piece",
+        file="serve/tools.py",
+        old="if self._walked - self._arguments_at != LONG or",
+        new="if True or",
+        tests=("tests/serve/test_tools.py::test_a_long_text_streams_before_it_is_complete",),
+        why="a file that a call writes arrives when it is complete, not while it is written",
+    ),
 )

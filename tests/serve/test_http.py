@@ -238,14 +238,14 @@ def test_async_requests_side_by_side(scripted: LiveServer) -> None:
         ({"stop_token_ids": [99999]}, 400, None, "99999"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
         ({"n": 128, "temperature": 1, "prompt": "x"}, 400, "prompt", "unknown"),
-        ({"messages": []}, 400, "prompt", "no messages"),
+        ({"messages": []}, 400, "messages", "no messages"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role", "did you mean 'user'"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, 400, "messages[0].name", "template"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages[0].role", "unknown"),
         ({"messages": [{"role": "user", "contents": "x"}]}, 400, "messages[0].contents", "content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "prompt", "image_url"),
-        ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "prompt", "window"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "prompt", "surrogate"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "image_url"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "messages", "window"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "surrogate"),
     ],
 )
 def test_refusals_name_the_field(
@@ -347,6 +347,10 @@ def test_metrics_and_status(scripted: LiveServer) -> None:
     assert value("vllm:time_to_first_token_seconds_bucket", 'le="+Inf"') == value(
         "vllm:time_to_first_token_seconds_count"
     )
+    assert value("vllm:kv_cache_usage_perc") >= 0 and value("vllm:num_preemptions_total") == 0
+    per_token = "vllm:request_time_per_output_token_seconds"
+    assert 0 < value(f"{per_token}_sum") < 60 * value(f"{per_token}_count")
+    assert value(f"{per_token}_count") <= value("vllm:e2e_request_latency_seconds_count")
     assert value("outrider_http_requests_total", 'path="/v1/chat/completions",status="200"') >= 2
     status = CLIENT.get(f"{scripted.url}/outrider/status").json()
     assert status["load"]["running"] == 0 and status["speculation"]["accepted"] == accepted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -80,14 +81,40 @@ def test_a_drafted_answer_is_coloured(browser: Any, scripted: LiveServer, width:
     numbers = view.locator("#numbers-a").inner_text()
     assert "tokens/s" in numbers and re.search(r"tokens a pass of the model\s+[2-9]\.\d", numbers)
     assert view.locator("#positions .bar").count() == 8
+    # No label is squeezed into several lines by a long value.
+    heights = view.evaluate(
+        "[...document.querySelectorAll('#load dt')].map(each => each.getBoundingClientRect().height)"
+    )
+    assert heights and max(heights) < 40
     until(view, "document.querySelectorAll('#decisions .bar').length > 0")
     until(view, "/tokens so far\\s*[1-9]/.test(document.getElementById('load').innerText)")
     view.locator("#planner").evaluate("node => node.parentElement.open = true")
+    told = json.loads(view.text_content("#planner"))
+    assert "costs" in told and view.locator("#planner").bounding_box()["height"] <= 400
+    assert "\n" not in re.findall(r'"rows": (\[[^]]*\])', view.text_content("#planner"))[0], "a list is one line"
     picture(view, f"answer-{scheme}-{width}")
     wide = view.evaluate("document.documentElement.scrollWidth")
     assert wide <= width, f"the page is {wide} pixels wide"
     ground = view.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (int(re.findall(r"\d+", ground)[0]) < 60) == (scheme == "dark")
+    view.close()
+    assert wrong == []
+
+
+def test_long_lists_are_folded(browser: Any, scripted: LiveServer) -> None:
+    """A server whose grammars force long runs still shows a dozen rows, and one for all that is beyond."""
+    view, wrong = opened(browser, scripted, width=390, scheme="dark")
+    counts = "Array.from({length: 30}, (_, i) => ({reached: 60 - i, accepted: 30}))"
+    view.evaluate(f"clearTimeout(timer); positions('all-positions', {counts})")
+    view.evaluate("decisions(Object.fromEntries(Array.from({length: 30}, (_, i) => [i, 1])))")
+    for name, rows, last in (
+        ("all-positions", 13, "540 of 711"),
+        ("decisions", 14, "57 %"),
+    ):
+        assert view.locator(f"#{name} .bar").count() == rows
+        assert view.locator(f"#{name} span").all_inner_texts()[-2:] == ["13+", last]
+    tops = view.evaluate("['h1', '#theme'].map(each => document.querySelector(each).getBoundingClientRect().bottom)")
+    assert abs(tops[0] - tops[1]) < 20, "the head is one line on a telephone, too"
     view.close()
     assert wrong == []
 

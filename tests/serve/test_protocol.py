@@ -45,9 +45,9 @@ def refusal(body: Any, kind: Any = ChatRequest) -> ApiError:
         ({"tool_choice": "required"}, None, "tool_choice needs tools"),
         ({"tools": [WEATHER, WEATHER]}, None, "two functions of one name"),
         (
-            {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]},
+            {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": 1}}]},
             "tools[0].function.strict",
-            "False",
+            "boolean",
         ),
         ({"tools": [{**WEATHER, "function": {"nam": "x"}}]}, "tools[0].function", "nam"),
         (

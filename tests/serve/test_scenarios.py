@@ -5,12 +5,16 @@ In float32, on a tiny random model drafted by an int8 copy of itself, and on the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
+from benchmarks.wire.tool_chat import TOOLS, tool_chat
 
 from outrider.drafters.build import make_drafter
+from outrider.models.load import load_target
 from tests.serve.support import CLIENT, LiveServer, serving, sse
 
 COPY = "Repeat exactly, 5 times: I will never miss any tokens."
@@ -147,6 +151,51 @@ def test_s8_on_the_real_model(real: tuple[LiveServer, LiveServer]) -> None:
         assert streamed(on, body) == plain
         text = plain["choices"][0]["message"]["content"]
         assert text and "\ufffd" not in text.rstrip("\ufffd")  # a limit may cut the last character
+
+
+def told(server: LiveServer, body: dict[str, Any], *, is_streamed: bool) -> tuple[Any, ...]:
+    """Text, calls and reason of an answer with tools, through the real client."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    if not is_streamed:
+        choice = client.chat.completions.create(model=server.service.model_name, **body).choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        return choice.message.content or "", calls, choice.finish_reason
+    text, found, ids, reasons = "", dict[int, list[str]](), set[str](), list[str]()
+    for chunk in client.chat.completions.create(model=server.service.model_name, stream=True, **body):
+        [said] = chunk.choices
+        text += said.delta.content or ""
+        reasons += [said.finish_reason] if said.finish_reason else []
+        for call in said.delta.tool_calls or ():
+            if call.index not in found:
+                assert call.index == len(found) and call.type == "function" and call.id not in ids
+                ids.add(call.id)
+                found[call.index] = [call.function.name, ""]
+            found[call.index][1] += call.function.arguments
+    [reason] = reasons
+    return text, [(name, arguments) for name, arguments in found.values()], reason
+
+
+@pytest.fixture(scope="module")
+def real_with_tools() -> Iterator[tuple[LiveServer, LiveServer]]:
+    """The real model on the path that users meet, which is the fastest, without and with speculation."""
+    target = load_target("smollm2-135m-instruct", dtype="int8", device="cpu", tool_rendering="system")
+    with serving(target) as off, serving(target, make_drafter("suffix", target)) as on:
+        yield off, on
+
+
+@pytest.mark.real_model
+def test_s9_on_the_real_model(real_with_tools: tuple[LiveServer, LiveServer]) -> None:
+    """A call of the model's own will, and one that is asked for."""
+    off, on = real_with_tools
+    chat = tool_chat("weather in Oslo?")
+    free = {"messages": chat, "tools": list(TOOLS), "temperature": 0, "max_tokens": 40}
+    forced = {**free, "messages": chat[-1:], "tool_choice": "required", "parallel_tool_calls": False}
+    for body in (free, forced):
+        plain = told(off, body, is_streamed=False)
+        assert told(on, body, is_streamed=False) == told(on, body, is_streamed=True) == plain
+        text, [(name, arguments)], reason = plain
+        assert (text, reason) == ("", "tool_calls") and name in ("weather", "clock")
+        assert list(json.loads(arguments)) == ["city"], arguments
 
 
 @pytest.mark.real_model

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.serve.tools import CallStyle, ToolParser, call_style
+from outrider.serve.tools import LONG, CallStyle, ToolParser, call_style
 from tests.models import _files
 from tests.serve.support import CLOCK, TWO_CALLS, WEATHER
 
@@ -33,6 +33,7 @@ def parse(
     return "".join(delta.content for delta in deltas), [(name, arguments) for name, arguments in calls.values()]
 
 
+LONG_TEXT = '{"code": "' + "print(1)\\n\\u00e9" * 9
 OSLO = ("weather", '{"city": "Oslo"}')
 CASES: list[tuple[CallStyle, str, str, list[tuple[str, str]]]] = [
     ("tags", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', "", [OSLO]),
@@ -64,6 +65,16 @@ CASES: list[tuple[CallStyle, str, str, list[tuple[str, str]]]] = [
         '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "x": "br',
         "",
         [("weather", '{"city": "Oslo", "x": "br')],
+    ),
+    # the only argument, long: cut by a limit, and broken behind its text
+    ("tags", f'<tool_call>{{"name": "clock", "arguments": {LONG_TEXT}', "", [("clock", LONG_TEXT)]),
+    ("bare", f'{{"name": "clock", "parameters": {LONG_TEXT}" oops}}}}', "", [("clock", f'{LONG_TEXT}" oops}}')]),
+    # a name that is long, a list that is long
+    (
+        "tags",
+        f'<tool_call>{{"name": "clock", "arguments": {{"{"k" * 99}',
+        f'<tool_call>{{"name": "clock", "arguments": {{"{"k" * 99}',
+        [],
     ),
     ("tags", " plain text, \n", " plain text, \n", []),
     ("tags", "", "", []),
@@ -148,6 +159,22 @@ def test_arguments_stream_once_the_first_is_complete() -> None:
     assert (begun.index, begun.name, begun.arguments) == (0, "weather", '{"city": "Oslo", "note"')
     [more] = parser.add(': "a long')
     assert (more.index, more.name, more.arguments) == (0, None, ': "a long')
+
+
+@pytest.mark.parametrize("ahead", range(14))
+def test_a_long_text_streams_before_it_is_complete(ahead: int) -> None:
+    """As a file's content does, its tool's only argument. Wherever the mark falls, within an escape as well."""
+    arguments = '{"city": "' + "x" * ahead + "a\\n\\u00e9\\\\b" * 20 + '"}'
+    parser = ToolParser(TOOLS, style="tags")
+    assert parser.add('<tool_call>{"name": "weather", "arguments": ') == []
+    pieces = [delta.arguments for character in arguments for delta in parser.add(character)]
+    assert len(pieces) > len(arguments) - LONG and "".join(pieces) == arguments
+
+
+def test_a_long_text_in_what_is_no_call_stays_text() -> None:
+    for head in ('{"name": "unheard_of", "arguments": {"a": "', '{"name": "weather", "arguments": {a: "'):
+        text = f"<tool_call>{head}{'x' * 99}"
+        assert parse(text, "tags") == (text, [])
 
 
 def test_only_the_first_call_without_parallel_calls() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -64,12 +64,8 @@ def create_app(engine: Engine, *, config: ServeConfig | None = None, keys: KeyRi
     app.add_exception_handler(Exception, _fault)
     app.add_api_route("/v1/chat/completions", _chat, methods=["POST"])
     app.add_api_route("/v1/completions", _completion, methods=["POST"])
-    app.add_api_route("/v1/models", _models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", _model, methods=["GET"])
-    app.add_api_route("/health", _health, methods=["GET", "HEAD"])
-    app.add_api_route("/metrics", _metrics, methods=["GET"])
-    app.add_api_route("/outrider/status", _status, methods=["GET"])
-    app.add_api_route("/", _page, methods=["GET"])
+    for path, answer in _LOOKS.items():
+        app.add_api_route(path, answer, methods=["GET", "HEAD"])
     return app
 
 
@@ -200,11 +196,23 @@ async def _page(request: Request) -> Response:
     return Response(page(), media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
 
+_LOOKS: Mapping[str, Callable[..., Awaitable[Response]]] = {
+    "/v1/models": _models,
+    "/v1/models/{name:path}": _model,
+    "/health": _health,
+    "/metrics": _metrics,
+    "/outrider/status": _status,
+    "/": _page,
+}
+
+
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:200]  # request.url would read the Host header, which may hold anything
     if error.status_code == 405:
-        return _refused(ApiError(405, f"{request.method} is not possible at {path}"))
+        allowed = (error.headers or {}).get("Allow", "POST")
+        refusal = ApiError(405, f"{request.method} is not possible at {path}; allowed: {allowed}")
+        return json_response(refusal.body(), status=405, headers={"allow": allowed})
     hint = nearest(path, KNOWN_PATHS) or f"; allowed: {', '.join(KNOWN_PATHS)}"
     return _refused(ApiError(error.status_code, f"there is nothing at {path!r}{hint}", code="not_found"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from outrider.engine.engine import Engine
 from outrider.engine.result import StreamEvent
 from outrider.engine.speculation import SpeculationParams
+from outrider.errors import SamplingError
 from outrider.sampling.constraint import StructuredOutputs
 from outrider.sampling.params import SamplingParams
 
@@ -25,6 +27,7 @@ class Job:
         scope: whose request it is; only requests of one scope share cached prefixes and remembered texts.
         speculation: how it may be drafted for; ``None`` leaves it to the engine.
         structured_outputs: fields of :class:`outrider.sampling.constraint.StructuredOutputs`.
+        constrained_by: the request's field that they come from.
         prediction: a text that the output may largely repeat.
     """
 
@@ -34,6 +37,7 @@ class Job:
     scope: str
     speculation: SpeculationParams | None = None
     structured_outputs: Mapping[str, Any] | None = None
+    constrained_by: str = "structured_outputs"
     prediction: str | None = None
 
     def with_prompt(self, id: str, prompt: Sequence[int]) -> Job:
@@ -58,17 +62,20 @@ class Bridge:
         Raises:
             OutriderError: it is not possible, or there is no room; nothing was queued.
         """
-        params = job.params
-        if job.structured_outputs is not None:
-            params = replace(params, structured_outputs=StructuredOutputs.from_dict(job.structured_outputs))
-        self.engine.submit(
-            list(job.prompt),
-            params,
-            id=job.id,
-            scope=job.scope,
-            speculation=job.speculation,
-            prediction=job.prediction,
-        )
+        try:
+            params = job.params
+            if job.structured_outputs is not None:
+                params = replace(params, structured_outputs=StructuredOutputs.from_dict(job.structured_outputs))
+            self.engine.submit(
+                list(job.prompt),
+                params,
+                id=job.id,
+                scope=job.scope,
+                speculation=job.speculation,
+                prediction=job.prediction,
+            )
+        except SamplingError as error:
+            raise _in_the_clients_words(error, job.constrained_by) from None
 
     def cancel(self, id: str) -> None:
         """End a job; its choices finish with what they have."""
@@ -85,3 +92,17 @@ class Bridge:
     def planner(self) -> dict[str, Any]:
         """What the planner decided lately and what it knows of costs and of acceptance."""
         return self.engine.planner.snapshot()
+
+
+_FIELD = re.compile(r"structured_outputs(\.(json|json_object|grammar)\b)?")
+_LINE = re.compile(r" \d+ \| ")
+_PLACE = re.compile(r"at \d+\(\d+\): ")
+
+
+def _in_the_clients_words(error: SamplingError, field: str) -> SamplingError:
+    """The error with the field that the client sent, where the constraint was made from another one."""
+    if field == "structured_outputs":
+        return error
+    # Behind its reason llguidance shows the grammar, which the client did not write.
+    told = _LINE.split(_PLACE.sub("", str(error)), maxsplit=1)[0]
+    return SamplingError(_FIELD.sub(field, told))

@@ -22,6 +22,8 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 }
 """Roles, and the fields that a message of each may have."""
 
+_PART_FIELDS = ("type", "text", "cache_control")
+"""``cache_control`` marks how far a prompt is worth caching; here every prompt is."""
 _CALL_FIELDS = ("id", "type", "function", "index")
 
 
@@ -44,7 +46,13 @@ def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
     """Tools for the template; with ``tool_choice`` none the model is shown none."""
     if not request.tools or request.tool_choice == "none":
         return None
-    return [tool.raw for tool in request.tools]
+    return [_shown(tool.raw) for tool in request.tools]
+
+
+def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As it was sent, without ``strict``, which tells the server what to do and not the model."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _message(index: int, message: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -55,9 +63,13 @@ def _message(index: int, message: Mapping[str, Any], tokenizer: Tokenizer) -> di
     for name, value in message.items():
         if name != "role" and value is not None and name not in ROLES[role]:
             hint = nearest(name, ROLES[role]) or f"; allowed beside {role}: {', '.join(ROLES[role])}"
-            raise _refused(index, name[:40], f"is unknown{hint}")
+            if not (name == "annotations" and value == []):  # in answers that OpenAI's own servers gave
+                raise _refused(index, name[:40], f"is unknown{hint}")
     _refuse_unread(index, message, tokenizer)
-    out = {name: value for name, value in message.items() if value is not None or name == "content"}
+    _refuse_unknown_in_parts(index, message.get("content"))
+    out = {name: value for name, value in message.items() if name in ROLES[role] and value is not None}
+    if "content" in message:
+        out["content"] = message["content"]
     out["role"] = "system" if role == "developer" else role
     if out.get("tool_calls"):
         out["tool_calls"] = _calls(index, out["tool_calls"], is_template=tokenizer.tool_rendering == "template")
@@ -71,6 +83,16 @@ def _refuse_unread(index: int, message: Mapping[str, Any], tokenizer: Tokenizer)
         is_given = message.get(name) is not None and not (name == "name" and message["role"] == "tool")
         if is_given and not tokenizer.template_mentions(name):
             raise _refused(index, name, "is not read by this model's chat template; leave it out")
+
+
+def _refuse_unknown_in_parts(index: int, content: Any) -> None:
+    """Text parts hold a text and nothing that would be ignored; of what else they are the tokenizer's check says."""
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            for name in part:
+                if name not in _PART_FIELDS:
+                    hint = nearest(str(name), _PART_FIELDS)
+                    raise _refused(index, f"content[{number}].{str(name)[:40]}", f"is unknown{hint}")
 
 
 def _calls(index: int, calls: Any, *, is_template: bool) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
@@ -10,13 +11,18 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from outrider.serve.errors import ApiError
 
-__all__ = ["DONE", "EventStream", "frame", "json_response", "read_body", "while_connected"]
+__all__ = ["DONE", "EventStream", "Incoming", "frame", "json_response", "read_body", "while_connected"]
 
 T = TypeVar("T")
+
+FORGETTING_S = 5.0
+"""Most seconds for a body that is refused unread."""
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Characters that some clients take for the end of a line, which would cut an event in two; JSON can spell them out."""
 
 DONE = b"data: [DONE]\n\n"
 SWALLOWED = 8
@@ -35,6 +41,8 @@ def frame(body: Mapping[str, Any]) -> bytes:
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
     # Half of a surrogate pair, which a client may have sent and an error repeats, has no UTF-8.
     return text.encode("utf-8", "backslashreplace")
 
@@ -49,6 +57,9 @@ async def read_body(request: Request, *, most_bytes: int, timeout_s: float) -> b
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content type {kind[:80]!r} is not possible; allowed: application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"content encoding {coding[:80]!r} is not possible; send the body as it is")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most_bytes * SWALLOWED):
         raise _too_large(most_bytes)
@@ -71,6 +82,36 @@ async def read_body(request: Request, *, most_bytes: int, timeout_s: float) -> b
 
 def _too_large(most_bytes: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most_bytes} bytes, the most that this server takes")
+
+
+class Incoming:
+    """A request's messages; knows whether its body has come whole.
+
+    Args:
+        receive: where they come from.
+        announced: the header ``Content-Length``, if there is one.
+        most_bytes: largest body that is taken.
+    """
+
+    def __init__(self, receive: Receive, *, announced: str, most_bytes: int) -> None:
+        self._receive = receive
+        self._limit = most_bytes * SWALLOWED
+        is_huge = announced.isdecimal() and (len(announced) > 18 or int(announced) > self._limit)
+        self._is_over = is_huge  # not worth reading
+
+    async def __call__(self) -> Message:
+        """The next message."""
+        message = await self._receive()
+        self._is_over = self._is_over or not message.get("more_body", False)
+        return message
+
+    async def forget(self) -> None:
+        """Read what nobody read, before an early refusal: a client that still sends would meet a reset instead of it."""
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FORGETTING_S):
+                while not self._is_over and size <= self._limit:
+                    size += len((await self()).get("body", b""))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
-from outrider.serve.connection import json_response
+from outrider.serve.connection import Incoming, json_response
 from outrider.serve.errors import ApiError
 from outrider.serve.service import Caller
 from outrider.serve.tally import Tally
@@ -43,6 +43,7 @@ class Gate:
         self._app = app
         self._keys = keys
         self._tally = tally
+        self._most_bytes = config.max_body_bytes
         # A page that is open in a browser can reach a loopback server under a name of its own (DNS rebinding).
         is_guarded = config.is_loopback and keys.is_open
         self._hosts = frozenset((*_LOOPBACK, config.host, *config.allowed_hosts)) if is_guarded else None
@@ -57,10 +58,15 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(12)
 
+        announced = headers.get("content-length", "")
+        incoming = Incoming(receive, announced=announced, most_bytes=self._most_bytes)
+
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status >= 400 and status != 408:
+                    await incoming.forget()
                 marked = MutableHeaders(scope=message)
                 marked["x-request-id"] = request_id
                 marked["x-content-type-options"] = "nosniff"
@@ -71,10 +77,10 @@ class Gate:
             refusal = self._refusal(scope["path"], headers, scope_name)
             if refusal is not None:
                 answer = json_response(refusal.body(), status=refusal.status, headers=refusal.headers())
-                await answer(scope, receive, send_marked)
+                await answer(scope, incoming, send_marked)
                 return
             scope.setdefault("state", {})["caller"] = Caller(scope=scope_name or "", request_id=request_id)
-            await self._app(scope, receive, send_marked)
+            await self._app(scope, incoming, send_marked)
         finally:
             path = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
             self._tally.requests[path, status] += 1

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.serve.tally import BUCKETS_S, Histogram, Tally
+from outrider.serve.tally import Histogram, Tally
 
 __all__ = ["CONTENT_TYPE", "render_metrics"]
 
@@ -80,9 +80,19 @@ class _Families(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens generated.", tally.generated_tokens)
         cached = tally.cached_prompt_tokens
         yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens that an earlier request had read.", cached)
+        yield from self._memory()
         for name, value in self._engine_load.items():
             if isinstance(value, int | float):
                 yield self._gauge(f"outrider_engine_{name}", "The engine's own figure.", value)
+
+    def _memory(self) -> Iterator[Metric]:
+        """What vLLM tells of its cache; nothing while the engine is too busy to be asked."""
+        load = self._engine_load
+        if load.get("cache_bytes_budget"):
+            used = load["cache_bytes_in_use"] / load["cache_bytes_budget"]
+            yield self._gauge("vllm:kv_cache_usage_perc", "Cache in use, kept prefixes included; 1 is all.", used)
+        if "num_preemptions" in load:
+            yield self._counter("vllm:num_preemptions", "Times a sequence was put back.", load["num_preemptions"])
 
     def _requests(self) -> Iterator[Metric]:
         tally = self._tally
@@ -90,6 +100,8 @@ class _Families(Collector):
         yield self._by("vllm:request_success", "Choices that ended, by reason.", "finished_reason", finished)
         yield self._histogram("vllm:time_to_first_token_seconds", "Until the first token.", tally.first_token)
         yield self._histogram("vllm:e2e_request_latency_seconds", "Until the end of a choice.", tally.duration)
+        text = "Seconds a token behind the first, the mean of each choice."
+        yield self._histogram("vllm:request_time_per_output_token_seconds", text, tally.per_token)
         family = CounterMetricFamily(
             "outrider_http_requests", "Requests by path and status.", labels=["path", "status"]
         )
@@ -110,7 +122,7 @@ class _Families(Collector):
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
         family = HistogramMetricFamily(name, text, labels=list(self._labels))
-        edges = [*(str(edge) for edge in BUCKETS_S), "+Inf"]
+        edges = [*(str(edge) for edge in histogram.edges_s), "+Inf"]
         cumulated = itertools.accumulate(histogram.buckets)
         family.add_metric(list(self._labels.values()), list(zip(edges, cumulated, strict=True)), histogram.total)
         return family

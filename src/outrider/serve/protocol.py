@@ -71,6 +71,7 @@ class StreamOptions(_Part):
 
     include_usage: bool | None = None
     include_steps: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class SpeculationFields(_Part):
@@ -138,7 +139,7 @@ class ToolFunction(_Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class ToolDefinition(_Part):

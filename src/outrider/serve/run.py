@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -19,9 +20,12 @@ from outrider.serve.auth import KeyRing
 from outrider.serve.config import ServeConfig
 from outrider.serve.worker import Worker
 
-__all__ = ["Listener", "bind", "serve"]
+__all__ = ["Listener", "bind", "listener_settings", "serve"]
 
 logger = logging.getLogger("outrider.serve")
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept. Proxies keep theirs for 60: whoever ends it first loses no request."""
 
 
 def bind(config: ServeConfig) -> socket.socket:
@@ -87,12 +91,9 @@ class Listener(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
 
-def serve(
-    engine: Engine, bound: socket.socket, *, config: ServeConfig, keys: KeyRing, on_ready: Callable[[], None]
-) -> None:
-    """Serve until SIGTERM or SIGINT; what was accepted by then is finished within the drain's time."""
-    app = create_app(engine, config=config, keys=keys)
-    settings = uvicorn.Config(
+def listener_settings(app: Callable[..., Any]) -> uvicorn.Config:
+    """How uvicorn runs an application here."""
+    return uvicorn.Config(
         app,
         loop="asyncio",
         http="h11",
@@ -101,7 +102,16 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
+
+
+def serve(
+    engine: Engine, bound: socket.socket, *, config: ServeConfig, keys: KeyRing, on_ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; what was accepted by then is finished within the drain's time."""
+    app = create_app(engine, config=config, keys=keys)
+    settings = listener_settings(app)
     # Once it has drained uvicorn raises the signal again for whoever was there before it; SIGTERM is then done with.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:

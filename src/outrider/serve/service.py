@@ -22,10 +22,11 @@ from outrider.serve.completion_reply import CompletionReply
 from outrider.serve.config import ServeConfig
 from outrider.serve.connection import DONE, frame
 from outrider.serve.errors import ApiError, api_error, bad_request
-from outrider.serve.protocol import ChatRequest, ChosenTool, CompletionRequest, SharedFields
+from outrider.serve.protocol import ChatRequest, CompletionRequest, SharedFields
 from outrider.serve.replies import Reply, ReplyContext
 from outrider.serve.sampling import constraint_of, most_tokens, sampling_of, speculation_of
-from outrider.serve.tools import ToolParser, call_grammar, call_style
+from outrider.serve.tool_grammar import tool_constraint
+from outrider.serve.tools import ToolParser, call_style
 from outrider.serve.worker import Stream, Worker
 
 __all__ = ["Caller", "Prepared", "Service"]
@@ -91,12 +92,12 @@ class Service:
         if len(request.messages) > self.spec.max_positions:
             count, window = len(request.messages), self.spec.max_positions
             raise bad_request(f"messages has {count} entries, more than the window's {window} tokens", param="messages")
-        prompts = [chat_prompt(request, self.tokenizer)]
+        prompts = [self._chat_prompt(request)]
         top = (request.top_logprobs or 0) if request.logprobs else None
-        forced = self._forced_calls(request)
+        with_calls = tool_constraint(request, call_style(self.config.tool_format, self.tokenizer))
         jobs, context = self._jobs(request, prompts, caller, prefix="chatcmpl", top_logprobs=top)
-        if forced is not None:
-            jobs = [replace(job, structured_outputs=forced) for job in jobs]
+        if with_calls is not None:
+            jobs = [replace(job, structured_outputs=with_calls, constrained_by="tools") for job in jobs]
         has_tools = bool(request.tools) and request.tool_choice != "none"
         reply = ChatReply(context, (lambda: self._tool_parser(request)) if has_tools else None)
         return self._prepared(request, jobs, reply)
@@ -111,6 +112,12 @@ class Service:
         prompts = self._prompts(request)
         jobs, context = self._jobs(request, prompts, caller, prefix="cmpl", top_logprobs=request.logprobs)
         return self._prepared(request, jobs, CompletionReply(context))
+
+    def _chat_prompt(self, request: ChatRequest) -> list[int]:
+        try:
+            return chat_prompt(request, self.tokenizer)
+        except PromptError as error:
+            raise bad_request(str(error), param="messages", code="invalid_prompt") from None
 
     def _check_shared(self, request: SharedFields) -> None:
         if request.model is not None and request.model != self.model_name:
@@ -151,7 +158,8 @@ class Service:
         top_logprobs: int | None,
     ) -> tuple[list[Job], ReplyContext]:
         """One job a prompt, checked as far as it can be without the engine."""
-        prompts = [self._fitted(request, prompt) for prompt in prompts]
+        name = "messages" if isinstance(request, ChatRequest) else "prompt"
+        prompts = [self._fitted(request, prompt, name) for prompt in prompts]
         window = self.spec.max_positions
         limit = most_tokens(request, room=window - max(map(len, prompts)), window=window)
         params = sampling_of(request, max_tokens=limit)
@@ -166,6 +174,7 @@ class Service:
                 scope=caller.scope,
                 speculation=speculation_of(request),
                 structured_outputs=constraint_of(request),
+                constrained_by="response_format" if request.structured_outputs is None else "structured_outputs",
                 prediction=None if request.prediction is None else request.prediction.text,
             )
             for prompt in prompts
@@ -187,7 +196,7 @@ class Service:
         )
         return jobs, context
 
-    def _fitted(self, request: SharedFields, prompt: list[int]) -> list[int]:
+    def _fitted(self, request: SharedFields, prompt: list[int], name: str) -> list[int]:
         """The prompt within ``truncate_prompt_tokens`` (its end is kept) and the server's own limit."""
         keep, window = request.truncate_prompt_tokens, self.spec.max_positions
         if keep is not None:
@@ -195,11 +204,11 @@ class Service:
             prompt = prompt[len(prompt) - min(keep, len(prompt)) :]
         most = self.config.max_prompt_tokens
         if most and len(prompt) > most:
-            raise bad_request(f"the prompt has {len(prompt)} tokens; allowed: at most {most}", param="prompt")
+            raise bad_request(f"the prompt has {len(prompt)} tokens; allowed: at most {most}", param=name)
         if len(prompt) >= window:
             raise bad_request(
                 f"the prompt has {len(prompt)} tokens, the window {window}; shorten it to at most {window - 1}",
-                param="prompt",
+                param=name,
                 code="context_length_exceeded",
             )
         return prompt
@@ -208,26 +217,6 @@ class Service:
         return bad_request(
             f"{given} outputs are asked for in one request; allowed: at most {self.config.max_choices}", param=param
         )
-
-    def _forced_calls(self, request: ChatRequest) -> dict[str, Any] | None:
-        """The constraint of a ``tool_choice`` that asks for calls, ``None`` where the model decides.
-
-        Raises:
-            ApiError: 400, the answer is constrained already.
-        """
-        choice = request.tool_choice
-        if choice in (None, "none", "auto"):
-            return None
-        if constraint_of(request) is not None:
-            message = "tool_choice asks for calls, so response_format and structured_outputs must be left out"
-            raise bad_request(message, param="tool_choice")
-        tools = [tool.raw for tool in request.tools or ()]
-        is_parallel = request.parallel_tool_calls is not False
-        if isinstance(choice, ChosenTool):
-            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-            is_parallel = False
-        style = call_style(self.config.tool_format, self.tokenizer)
-        return {"grammar": call_grammar(tools, style=style, is_parallel=is_parallel)}
 
     def _tool_parser(self, request: ChatRequest) -> ToolParser:
         return ToolParser(

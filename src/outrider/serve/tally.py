@@ -10,21 +10,26 @@ from outrider.engine.result import GenerationResult, StreamEvent
 from outrider.metrics import SpeculationStats
 from outrider.types import StepReport
 
-__all__ = ["BUCKETS_S", "Histogram", "Tally", "cached_tokens"]
+__all__ = ["BUCKETS_S", "TOKEN_BUCKETS_S", "Histogram", "Tally", "cached_tokens"]
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of durations by bucket, as Prometheus wants them."""
+    """Counts of durations by bucket, as Prometheus wants them; ``edges_s`` are the buckets' upper ends."""
 
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    edges_s: tuple[float, ...] = BUCKETS_S
+    buckets: list[int] = field(default_factory=list)
     total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.buckets = self.buckets or [0] * (len(self.edges_s) + 1)
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""
-        index = next((i for i, edge in enumerate(BUCKETS_S) if seconds <= edge), len(BUCKETS_S))
+        index = next((i for i, edge in enumerate(self.edges_s) if seconds <= edge), len(self.edges_s))
         self.buckets[index] += 1
         self.total += seconds
 
@@ -42,6 +47,7 @@ class Tally:
         waiting, running: requests that wait for their first token, choices that are being decoded.
         refused, cancelled, faults: requests refused for want of room, dropped by their owner, failing steps.
         first_token, duration: seconds to the first token and to the end of a choice.
+        per_token: seconds between two tokens of a choice behind its first, the mean of each choice.
     """
 
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
@@ -60,6 +66,7 @@ class Tally:
     faults: int = 0
     first_token: Histogram = field(default_factory=Histogram)
     duration: Histogram = field(default_factory=Histogram)
+    per_token: Histogram = field(default_factory=lambda: Histogram(edges_s=TOKEN_BUCKETS_S))
     mean_request_s: float = 1.0
 
     def count(self, events: Iterable[StreamEvent]) -> None:
@@ -85,6 +92,9 @@ class Tally:
         self.finished[result.finish_reason.value] += 1
         seconds = result.timing.total / 1e3
         self.duration.observe(seconds)
+        first, later = result.timing.first_token, result.usage.completion_tokens - 1
+        if first is not None and later > 0:
+            self.per_token.observe((seconds - first / 1e3) / later)
         self.mean_request_s += 0.1 * (seconds - self.mean_request_s)
         if result.index == 0:
             self.prompt_tokens += result.usage.prompt_tokens

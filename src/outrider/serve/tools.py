@@ -10,8 +10,8 @@ Two ways of writing calls are known:
 What comes out depends on the text alone, never on how it was cut into pieces: a streamed answer has the calls of the whole
 one. A call is handed out when its name is known, is one of the offered tools, and the first of its arguments is complete;
 from there on its arguments stream as the model writes them. What looked like a call and turns out to be none (broken JSON,
-a tool that was not offered, ``{}`` where arguments are required) is given back as text. Should the JSON break off after its
-first argument, because the output ended there or the model erred, the call stands with the text that there is.
+a tool that was not offered, ``{}`` where arguments are required) is given back as text. Should the JSON break off behind
+that, because the output ended there or the model erred, the call stands with the text that there is.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from typing import Any, Literal
 from outrider.models.tokenizer import Tokenizer
 from outrider.serve.config import ToolFormat
 
-__all__ = ["CallStyle", "ToolDelta", "ToolParser", "call_grammar", "call_style"]
+__all__ = ["CLOSE", "LONG", "OPEN", "CallStyle", "ToolDelta", "ToolParser", "call_style"]
 
 CallStyle = Literal["tags", "bare"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+LONG = 64
+"""Characters of arguments after which a first argument that is a text is not waited for: it may be a whole file."""
 
 _HEAD = re.compile(
     r'\s*\[?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
@@ -38,6 +40,7 @@ _FIRST_KEY = re.compile(r'\{\s*"([^"]*)"')
 _CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
 _NEXT_IN_LIST = re.compile(r"\s*\}\s*,\s*(?=\{)")
 _END_OF_CALL = re.compile(r"\s*\}?\s*\]?\s*")
+_HALF_AN_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _BLANKS, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[\s;]*")
 
 
@@ -67,36 +70,6 @@ def call_style(chosen: ToolFormat, tokenizer: Tokenizer | None) -> CallStyle:
     return "bare" if tokenizer.template_mentions("<|python_tag|>") else "tags"
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]], *, style: CallStyle, is_parallel: bool) -> str:
-    """A Lark grammar (llguidance's dialect) of answers that are nothing but calls of these tools, in the model's own way.
-
-    With it ``tool_choice`` can be forced, and the parser reads what comes out as it reads free answers.
-    """
-    key = "arguments" if style == "tags" else "parameters"
-    shapes = [_call_schema(tool["function"], key) for tool in tools]
-    schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
-    # One way of writing blanks: a model that may write any could write nothing else.
-    tight = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    body = json.dumps({**schema, "x-guidance": tight}, ensure_ascii=False)
-    if style == "tags":
-        call, more = f'"{OPEN}\\n" body "\\n{CLOSE}"', '"\\n" call'
-    else:
-        call, more = "body", '"; " call'
-    start = f"start: call ({more})*" if is_parallel else "start: call"
-    return f"{start}\ncall: {call}\nbody: %json {body}\n"
-
-
-def _call_schema(function: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """JSON schema of one call."""
-    arguments = function.get("parameters") or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, key: arguments},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
-
-
 class _JsonSpan:
     """Walks through JSON character by character; notices where a member of the outermost object, and it itself, ends."""
 
@@ -119,6 +92,11 @@ class _JsonSpan:
         elif character == "," and self._depth == 1:
             return "member"
         return "inside"
+
+    @property
+    def is_in_text(self) -> bool:
+        """True within a text (or name) of the outermost object."""
+        return self._in_string and self._depth == 1
 
     def _walk_string(self, character: str) -> None:
         if self._is_escaped:
@@ -283,8 +261,9 @@ class ToolParser:
             if event != "inside" and not self._is_out:
                 if not self._is_sound(is_whole=event == "end"):
                     return self._give_up()
-                deltas += self._hand_out(self._name)
-                self._is_out, self._at = True, self._arguments_at
+                deltas += self._begin_arguments()
+            elif not self._is_out and self._is_long_and_sound():
+                deltas += self._begin_arguments()
             if event == "end":
                 self._span = _JsonSpan(depth=1)
                 self._state = self._tail
@@ -292,6 +271,17 @@ class ToolParser:
         if not self._is_out:
             return self._give_up() if self._is_over else []
         return deltas + self._take_arguments()
+
+    def _begin_arguments(self) -> list[ToolDelta]:
+        self._is_out, self._at = True, self._arguments_at
+        return self._hand_out(self._name)
+
+    def _is_long_and_sound(self) -> bool:
+        """True at the one place where a text in the first argument is long enough, if all is well so far."""
+        if self._walked - self._arguments_at != LONG or not self._span.is_in_text:
+            return False
+        text = _HALF_AN_ESCAPE.sub(r"\1", self._text[self._arguments_at : self._walked])
+        return self._is_offered(self._name, text + '"}')
 
     def _take_arguments(self) -> list[ToolDelta]:
         piece, self._at = self._text[self._at : self._walked], self._walked
