@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +52,8 @@ def serving(arguments: Sequence[str], *, log: Path, patience_s: float = 120.0) -
     Raises:
         RuntimeError: it did not start; names the log.
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server must not outlive this script
     command = [sys.executable, "-m", "outrider", "serve", "--port", "0", *arguments]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as errors:
