@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.native.drawing import draw_candidates
+from outrider.native.drawing import draw_candidates, largest_logits
 from outrider.native.library import KERNELS, is_available, library
 from outrider.rng import Purpose, gumbel_BV, noise_key
 from outrider.sampling import draw
 from outrider.sampling.draw import draw_logits, draw_processed
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.warp import warp_logits
 
 library()
 AVAILABLE = [name for name in KERNELS if is_available(name)]
@@ -92,3 +93,60 @@ def test_rows_of_a_wider_matrix_and_rows_that_only_torch_can_take(monkeypatch: p
     assert draw_candidates(wide.t(), keys_of(9, 500)) is None
     monkeypatch.setenv("OUTRIDER_NATIVE", "off")
     assert draw_candidates(wide, keys) is None
+
+
+# --- the largest logits
+
+
+@pytest.mark.parametrize("vocab_size", [800, 1030, 4096])
+@pytest.mark.parametrize("kernels", AVAILABLE)
+def test_the_largest_in_order_and_the_whole_row_s_sum(
+    kernels: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_NATIVE", kernels)
+    for logits in rows_of(vocab_size):
+        for count in (1, 7, 100):
+            found = largest_logits(logits, count)
+            assert found is not None
+            for row in sorted({*range(4)} - {*found.missing}):
+                ranked = sorted((-value, id) for id, value in enumerate(logits[row].tolist()))[:count]
+                order = [id for _, id in ranked]
+                assert found.ids_BK[row].tolist() == order
+                assert found.values_BK[row].equal(logits[row][order])
+                expected = float(logits[row].double().logsumexp(-1))
+                assert float(found.log_sums_B[row]) == pytest.approx(expected, abs=2e-6)
+
+
+def test_rows_beyond_the_kernel_are_said_to_be_so() -> None:
+    logits = torch.randn(5, 4096, generator=torch.Generator().manual_seed(1))
+    logits[0, 9] = math.nan
+    logits[1, 9] = math.inf
+    logits[2] = -math.inf
+    logits[3, 5:] = -math.inf
+    found = largest_logits(logits, 100)
+    assert found is not None and found.missing == [0, 1, 2, 3]
+    assert largest_logits(torch.randn(1, 4096), 3000).missing == [0]  # type: ignore[union-attr]
+    assert largest_logits(torch.zeros(1, 1 << 15), 100).missing == [0]  # type: ignore[union-attr]
+
+
+CUT = [
+    SamplingParams(temperature=0.7, top_k=40),
+    SamplingParams(temperature=0.8, top_p=0.95),
+    SamplingParams(temperature=3, top_p=0.999),
+    SamplingParams(temperature=1.2, top_k=300, top_p=0.95, min_p=0.001),
+    SamplingParams(temperature=1, top_p=0.5),
+]
+
+
+@pytest.mark.parametrize("kernels", AVAILABLE)
+def test_laws_are_cut_where_torch_cuts_them(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(4)
+    for scale in (0.5, 2.0, 6.0):
+        logits = torch.randn(5, 8192, generator=generator) * scale
+        logits[4] = logits[4].round()
+        monkeypatch.setenv("OUTRIDER_NATIVE", kernels)
+        cut = warp_logits(logits, CUT)
+        alone = torch.cat([warp_logits(logits[row : row + 1], [fields]) for row, fields in enumerate(CUT)])
+        assert cut.equal(alone), "a row's cut does not depend on its companions"
+        monkeypatch.setenv("OUTRIDER_NATIVE", "off")
+        assert warp_logits(logits, CUT).equal(cut)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.native.drawing import largest_logits
 from outrider.sampling.params import SamplingParams
 
 __all__ = ["Head", "cut_heads", "has_head", "warp_logits"]
@@ -110,9 +111,7 @@ def _heads_of_group(dense_BV: Tensor, rows: Sequence[int], num_top: int, top_ps:
     while rows:
         logits_BV = dense_BV if len(rows) == dense_BV.shape[0] else dense_BV[list(rows)]
         top_ps_B1 = torch.tensor(top_ps, dtype=torch.float64, device=dense_BV.device).unsqueeze(1)
-        # One more than the head can hold shows whether a tie crosses the cut.
-        values_BK, ids_BK = logits_BV.topk(min(size + 1, vocab_size), dim=-1)
-        probs_BK = _head_probs_BK(logits_BV, values_BK[:, :size], ids_BK[:, :size], is_whole=num_top > 0)
+        values_BK, ids_BK, probs_BK = _sorted_head(logits_BV, size, is_whole=num_top > 0)
         is_short_BK = (probs_BK.double().cumsum(dim=-1) < top_ps_B1) | (top_ps_B1 == 1)
         counts_B = (is_short_BK.sum(dim=-1) + 1).clamp_max(size)
         is_open = [False] * len(rows) if num_top or size == vocab_size else is_short_BK[:, -1].tolist()
@@ -127,11 +126,30 @@ def _heads_of_group(dense_BV: Tensor, rows: Sequence[int], num_top: int, top_ps:
     return heads
 
 
-def _head_probs_BK(logits_BV: Tensor, values_BK: Tensor, ids_BK: Tensor, *, is_whole: bool) -> Tensor:
-    """Probabilities of the head's tokens: within the head if ``top_k`` made it, else within the row."""
+def _sorted_head(logits_BV: Tensor, size: int, *, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logits, their ids, and the probabilities of all but the last.
+
+    One more than the head can hold shows whether a tie crosses the cut. Probabilities are within the head if ``top_k`` made
+    it (``is_whole``), else within the row.
+    """
+    wide = min(size + 1, logits_BV.shape[1])
+    found = largest_logits(logits_BV, wide)
+    if found is None:
+        return _torch_head(logits_BV, size, wide, is_whole=is_whole)
+    values_BK, ids_BK = found.values_BK, found.ids_BK
+    inside_BK = values_BK[:, :size]
+    probs_BK = inside_BK.softmax(dim=-1) if is_whole else (inside_BK - found.log_sums_B.unsqueeze(1)).exp()
+    for row in found.missing:
+        head = _torch_head(logits_BV[row : row + 1], size, wide, is_whole=is_whole)
+        values_BK[row], ids_BK[row], probs_BK[row] = (each[0] for each in head)
+    return values_BK, ids_BK, probs_BK
+
+
+def _torch_head(logits_BV: Tensor, size: int, wide: int, *, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    values_BK, ids_BK = logits_BV.topk(wide, dim=-1)
     if is_whole:
-        return values_BK.softmax(dim=-1)
-    return logits_BV.softmax(dim=-1).gather(1, ids_BK)
+        return values_BK, ids_BK, values_BK[:, :size].softmax(dim=-1)
+    return values_BK, ids_BK, logits_BV.softmax(dim=-1).gather(1, ids_BK[:, :size])
 
 
 def _keep_largest(logits_BV: Tensor, values_BK: Tensor, ids_BK: Tensor, counts_B: Tensor) -> tuple[Tensor, Tensor]:

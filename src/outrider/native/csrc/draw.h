@@ -24,17 +24,6 @@ INLINE T mixed(T z) {
     return z ^ z >> 31;
 }
 
-INLINE bool any_lane(I16 mask) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
-    uint64_t words[8], all = 0;
-    __builtin_memcpy(words, &mask, sizeof words);
-    for (int i = 0; i < 8; i++) all |= words[i];
-    return all != 0;
-#endif
-}
-
 // What a row's tokens are compared by, and the few that may be the largest.
 struct Contest {
     const float* logits;

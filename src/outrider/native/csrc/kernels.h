@@ -28,6 +28,8 @@ struct Kernels {
     uint32_t (*sum_words)(const uint32_t* words, int64_t count);
     // See draw.h.
     int (*draw_candidates)(const float* logits, int size, uint64_t key, int32_t* ids);
+    // See largest.h.
+    bool (*largest_logits)(const float* logits, int size, int count, float* values, int32_t* ids, double* log_sum);
     TrainKernels train;
 };
 

@@ -34,6 +34,17 @@ INLINE void store(float* to, F16 v) { __builtin_memcpy(to, &v, sizeof v); }
 INLINE F16 splat(float value) { return F16{} + value; }
 INLINE I16 lanes() { return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 INLINE F16 select(I16 mask, F16 a, F16 b) { return mask ? a : b; }
+INLINE bool any_lane(I16 mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    uint64_t words[8], all = 0;
+    __builtin_memcpy(words, &mask, sizeof words);
+    for (int i = 0; i < 8; i++) all |= words[i];
+    return all != 0;
+#endif
+}
+
 INLINE F16 maximum(F16 a, F16 b) {
 #if defined(__AVX512F__)
     return (F16)_mm512_max_ps((__m512)a, (__m512)b);
