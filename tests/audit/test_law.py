@@ -256,10 +256,10 @@ def test_broken_noise_keys_are_caught(mutant: Patch, monkeypatch: pytest.MonkeyP
 
 def test_a_cut_that_depends_on_the_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """top_p of the most generous row, for all rows."""
-    real = warp_module._heads_of_group
+    real = warp_module.heads_of_group
 
     def generous(logits: Tensor, rows: Sequence[int], num_top: int, top_ps: Sequence[float]) -> list[warp_module.Head]:
         return real(logits, rows, num_top, [max(top_ps)] * len(rows))
 
-    monkeypatch.setattr(warp_module, "_heads_of_group", generous)
+    monkeypatch.setattr(warp_module, "heads_of_group", generous)
     assert audit_law(num_cases=120, seed=0).verdict == "biased"

@@ -1,4 +1,5 @@
-"""What a draw needs of a row of logits: the largest, and which tokens may be the largest of logits + Gumbel noise.
+"""What a draw needs of a row of logits: what ``top_k`` and ``top_p`` leave of it, and which tokens may be the largest of logits +
+Gumbel noise.
 
 The rest of a draw, and the reference of all of it, is :mod:`outrider.sampling.draw` and :mod:`outrider.sampling.warp`.
 """
@@ -7,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -17,57 +17,44 @@ from torch import Tensor
 
 from outrider.native.library import loaded_library, requested_kernels
 
-__all__ = ["Largest", "draw_candidates", "largest_logits"]
+__all__ = ["MISSING", "OPEN", "CutHead", "cut_heads", "draw_candidates", "draw_from_heads"]
 
+OPEN, MISSING = -1, -2
+"""``HEAD_OPEN`` and ``HEAD_MISSING`` of the library."""
 _MOST = 32
-"""``MOST_DRAWN`` of the library."""
+"""``MOST_DRAWN``."""
 _MASK = (1 << 64) - 1
 
-
-def draw_candidates(logits_BV: Tensor, keys: Sequence[int]) -> list[list[int] | None] | None:
-    """Ids of each row among which is the largest of logits + noise, ascending; mostly there is one.
-
-    Args:
-        logits_BV: float32 on the CPU.
-        keys: one a row (:func:`outrider.rng.noise_key`).
-
-    Returns:
-        ``None`` in the place of a row with too many, and altogether where the library is not in use.
-    """
-    lib, kernels = _in_use(logits_BV)
-    if lib is None:
-        return None
-    num_rows, vocab_size = logits_BV.shape
-    words = (ctypes.c_uint64 * num_rows)(*(key & _MASK for key in keys))
-    ids, counts = (c_int32 * (_MOST * num_rows))(), (c_int32 * num_rows)()
-    lib.outrider_draw(kernels, logits_BV.data_ptr(), logits_BV.stride(0), num_rows, vocab_size, words, ids, counts)
-    starts = range(0, _MOST * num_rows, _MOST)
-    return [
-        sorted(ids[start : start + count]) if count > 0 else None for start, count in zip(starts, counts, strict=True)
-    ]
+Candidates = list[list[int] | None]
+"""Of each row ids among which is the token, ascending, mostly one; ``None`` where the kernel has no answer."""
 
 
-class Largest(NamedTuple):
-    """The largest logits of some rows.
+class CHeadCut(Structure):
+    """``HeadCut``."""
+
+    _fields_ = [("count", c_int32), ("is_whole", c_int32), ("top_p", c_double)]
+
+
+class CutHead(NamedTuple):
+    """What is left of some rows.
 
     Attributes:
-        values_BK, ids_BK: the largest first, of equals the lowest id; garbage in rows of ``missing``.
-        log_sums_B: logarithm of the sum of the whole row's exponentials, float64.
-        missing: rows that are beyond the kernel: thousands of equals, or values that are no numbers.
+        values_BK, ids_BK: one more than asked for of the largest logits, the largest first, of equals the lowest id.
+        counts: how many of them are kept; ``OPEN`` where they do not reach ``top_p``, ``MISSING`` where the kernel has no
+            answer (a small vocabulary, thousands of equals, values that are no numbers) and the row's values are garbage.
     """
 
     values_BK: Tensor
     ids_BK: Tensor
-    log_sums_B: Tensor
-    missing: list[int]
+    counts: list[int]
 
 
-def largest_logits(logits_BV: Tensor, count: int) -> Largest | None:
-    """The ``count`` largest of each row; what a row gives does not depend on its companions.
+def draw_candidates(logits_BV: Tensor, keys: Sequence[int]) -> Candidates | None:
+    """Ids of each row among which is the largest of logits + noise.
 
     Args:
         logits_BV: float32 on the CPU.
-        count: how many; much fewer than there are (an eighth at most).
+        keys: one a row (:func:`outrider.rng.noise_key`).
 
     Returns:
         ``None`` where the library is not in use.
@@ -75,13 +62,67 @@ def largest_logits(logits_BV: Tensor, count: int) -> Largest | None:
     lib, kernels = _in_use(logits_BV)
     if lib is None:
         return None
-    num_rows, vocab_size = logits_BV.shape
-    values_BK, ids_BK = torch.empty(num_rows, count), torch.zeros(num_rows, count, dtype=torch.int32)
-    sums_B = torch.empty(num_rows, dtype=torch.float64)
-    places = (values_BK.data_ptr(), ids_BK.data_ptr(), sums_B.data_ptr())
-    lib.outrider_largest(kernels, logits_BV.data_ptr(), logits_BV.stride(0), num_rows, vocab_size, count, *places)
-    missing = [row for row, value in enumerate(sums_B.tolist()) if math.isnan(value)]
-    return Largest(values_BK, ids_BK.long(), sums_B, missing)
+    ids, counts = _room(len(keys))
+    lib.outrider_draw(kernels, *_rows(logits_BV), _words(keys), ids, counts)
+    return _candidates(ids, counts)
+
+
+def draw_from_heads(
+    logits_BV: Tensor, keys: Sequence[int], size: int, top_ps: Sequence[float], *, is_whole: bool
+) -> Candidates | None:
+    """The same among what :func:`cut_heads` leaves."""
+    lib, kernels = _in_use(logits_BV)
+    if lib is None:
+        return None
+    ids, counts = _room(len(keys))
+    lib.outrider_draw_heads(kernels, *_rows(logits_BV), _cuts(size, top_ps, is_whole), _words(keys), ids, counts)
+    return _candidates(ids, counts)
+
+
+def cut_heads(logits_BV: Tensor, size: int, top_ps: Sequence[float], *, is_whole: bool) -> CutHead | None:
+    """What ``top_k`` and ``top_p`` leave of each row; it does not depend on the row's companions.
+
+    Args:
+        logits_BV: float32 on the CPU.
+        size: most tokens that are kept; much fewer than there are (an eighth at most).
+        top_ps: mass of each row that is kept, of its largest tokens.
+        is_whole: of ``size`` tokens' mass (``top_k`` comes first), else of the row's.
+
+    Returns:
+        ``None`` where the library is not in use.
+    """
+    lib, kernels = _in_use(logits_BV)
+    if lib is None:
+        return None
+    num_rows = len(logits_BV)
+    values_BK, ids_BK = torch.empty(num_rows, size + 1), torch.zeros(num_rows, size + 1, dtype=torch.int32)
+    counts = (c_int32 * num_rows)()
+    cuts = _cuts(size, top_ps, is_whole)
+    lib.outrider_cut(kernels, *_rows(logits_BV), cuts, values_BK.data_ptr(), ids_BK.data_ptr(), counts)
+    return CutHead(values_BK, ids_BK.long(), list(counts))
+
+
+def _rows(logits_BV: Tensor) -> tuple[int, int, int, int]:
+    return logits_BV.data_ptr(), logits_BV.stride(0), *logits_BV.shape
+
+
+def _words(keys: Sequence[int]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(keys))(*(key & _MASK for key in keys))
+
+
+def _cuts(size: int, top_ps: Sequence[float], is_whole: bool) -> ctypes.Array[CHeadCut]:
+    return (CHeadCut * len(top_ps))(*(CHeadCut(size, is_whole, top_p) for top_p in top_ps))
+
+
+def _room(num_rows: int) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
+    return (c_int32 * (_MOST * num_rows))(), (c_int32 * num_rows)()
+
+
+def _candidates(ids: ctypes.Array[c_int32], counts: ctypes.Array[c_int32]) -> Candidates:
+    starts = range(0, len(ids), _MOST)
+    return [
+        sorted(ids[start : start + count]) if count > 0 else None for start, count in zip(starts, counts, strict=True)
+    ]
 
 
 def _in_use(logits_BV: Tensor) -> tuple[ctypes.CDLL, int] | tuple[None, None]:
@@ -99,20 +140,10 @@ def _kernels(name: str) -> int | None:
     lib = loaded_library()
     if lib is None:
         return None
+    rows = [c_void_p, c_void_p, c_int64, c_int32, c_int32]
     lib.outrider_find.argtypes, lib.outrider_find.restype = [c_char_p], c_void_p
-    lib.outrider_draw.argtypes = [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p]
-    lib.outrider_draw.restype = None
-    lib.outrider_largest.argtypes = [
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_int32,
-        c_int32,
-        c_int32,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-    ]
-    lib.outrider_largest.restype = None
+    lib.outrider_draw.argtypes, lib.outrider_draw.restype = [*rows, c_void_p, c_void_p, c_void_p], None
+    for function in (lib.outrider_cut, lib.outrider_draw_heads):
+        function.argtypes, function.restype = [*rows, c_void_p, c_void_p, c_void_p, c_void_p], None
     address: int | None = lib.outrider_find(name.encode())
     return address

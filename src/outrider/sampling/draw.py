@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.native.drawing import draw_candidates
+from outrider.native.drawing import draw_candidates, draw_from_heads
 from outrider.rng import gumbel_at_BK, gumbel_BV
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.warp import cut_heads
+from outrider.sampling.warp import first_size, head_groups, heads_of_group, scale_logits
 
 __all__ = ["argmax_B", "argmax_tokens", "draw_logits", "draw_processed", "draw_weights"]
 
@@ -38,16 +38,36 @@ def draw_processed(logits_BV: Tensor, params: Sequence[SamplingParams], keys: Se
     The same tokens as ``draw_logits(warp_logits(logits, params), gumbel_BV(keys, ...))``; rows that ``top_k`` or ``top_p``
     cuts get noise for what is left of them alone.
     """
-    dense_BV, heads = cut_heads(logits_BV, params)
+    dense_BV = scale_logits(logits_BV, params)
     tokens: dict[int, int] = {}
-    for head in heads:
-        noise_BK = gumbel_at_BK([keys[row] for row in head.rows], head.ids_BK)
-        best_B1 = noise_BK.add_(head.logits_BK).argmax(dim=-1, keepdim=True)
-        tokens.update(zip(head.rows, head.ids_BK.gather(1, best_B1).flatten().tolist(), strict=True))
+    for num_top, rows in head_groups(params, logits_BV.shape[1]).items():
+        tokens.update(_draw_heads(dense_BV, rows, num_top, params, keys))
     rest = [row for row in range(len(params)) if row not in tokens]
     rest_BV = dense_BV if len(rest) == len(params) else dense_BV[rest]
     tokens.update(zip(rest, _draw_rows(rest_BV, [keys[row] for row in rest]), strict=True))
     return [tokens[row] for row in range(len(params))]
+
+
+def _draw_heads(
+    dense_BV: Tensor, rows: Sequence[int], num_top: int, params: Sequence[SamplingParams], keys: Sequence[int]
+) -> dict[int, int]:
+    """Tokens of rows that ``top_k`` or ``top_p`` cuts, with noise for what is left of them alone."""
+    vocab_size, tokens = dense_BV.shape[1], dict[int, int]()
+    size = first_size(num_top, vocab_size)
+    if size < vocab_size:
+        logits_BV = dense_BV if len(rows) == len(dense_BV) else dense_BV[list(rows)]
+        drawn = draw_from_heads(
+            logits_BV, [keys[row] for row in rows], size, [params[row].top_p for row in rows], is_whole=num_top > 0
+        )
+        for row, ids in zip(rows, drawn or (), strict=drawn is not None):
+            if ids is not None:
+                tokens[row] = _draw_among(dense_BV[row], keys[row], ids)
+    left = [row for row in rows if row not in tokens]
+    for head in heads_of_group(dense_BV, left, num_top, [params[row].top_p for row in left]):
+        noise_BK = gumbel_at_BK([keys[row] for row in head.rows], head.ids_BK)
+        best_B1 = noise_BK.add_(head.logits_BK).argmax(dim=-1, keepdim=True)
+        tokens.update(zip(head.rows, head.ids_BK.gather(1, best_B1).flatten().tolist(), strict=True))
+    return tokens
 
 
 def _draw_rows(logits_BV: Tensor, keys: Sequence[int]) -> list[int]:

@@ -15,10 +15,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.native.drawing import largest_logits
+from outrider.native.drawing import MISSING, OPEN
+from outrider.native.drawing import cut_heads as native_cut
 from outrider.sampling.params import SamplingParams
 
-__all__ = ["Head", "cut_heads", "has_head", "warp_logits"]
+__all__ = [
+    "Head",
+    "cut_heads",
+    "first_size",
+    "has_head",
+    "head_groups",
+    "heads_of_group",
+    "scale_logits",
+    "warp_logits",
+]
 
 _FIRST_HEAD = 128
 """How many tokens ``top_p`` alone sorts at first; a flatter law makes it sort eight times as many, and so on."""
@@ -68,18 +78,32 @@ def has_head(params: SamplingParams, vocab_size: int) -> bool:
 
 def cut_heads(logits_BV: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, list[Head]]:
     """Rows after temperature and ``min_p``, and the heads of those rows that ``top_k`` or ``top_p`` cuts further."""
+    dense_BV = scale_logits(logits_BV, params)
+    heads: list[Head] = []
+    for num_top, rows in head_groups(params, logits_BV.shape[1]).items():
+        heads.extend(heads_of_group(dense_BV, rows, num_top, [params[row].top_p for row in rows]))
+    return dense_BV, heads
+
+
+def scale_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Rows after temperature and ``min_p``."""
     assert len(params) == logits_BV.shape[0]
     assert all(p.temperature > 0 for p in params), "greedy rows have no law to warp"
-    vocab_size = logits_BV.shape[1]
-    dense_BV = _cut_min_p(_apply_temperature(logits_BV, params), params)
+    return _cut_min_p(_apply_temperature(logits_BV, params), params)
+
+
+def head_groups(params: Sequence[SamplingParams], vocab_size: int) -> dict[int, list[int]]:
+    """Rows that ``top_k`` or ``top_p`` cuts, by their ``top_k`` (0 for none)."""
     groups: dict[int, list[int]] = {}
     for row, fields in enumerate(params):
         if has_head(fields, vocab_size):
             groups.setdefault(_num_top(fields, vocab_size), []).append(row)
-    heads: list[Head] = []
-    for num_top, rows in groups.items():
-        heads.extend(_heads_of_group(dense_BV, rows, num_top, [params[row].top_p for row in rows]))
-    return dense_BV, heads
+    return groups
+
+
+def first_size(num_top: int, vocab_size: int) -> int:
+    """How many tokens of a head are looked at first."""
+    return num_top or min(_FIRST_HEAD, vocab_size)
 
 
 def _num_top(params: SamplingParams, vocab_size: int) -> int:
@@ -103,53 +127,57 @@ def _cut_min_p(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return logits_BV.masked_fill(logits_BV < logits_BV.amax(dim=-1, keepdim=True) + log_min_ps_B1, -math.inf)
 
 
-def _heads_of_group(dense_BV: Tensor, rows: Sequence[int], num_top: int, top_ps: Sequence[float]) -> list[Head]:
+def heads_of_group(dense_BV: Tensor, rows: Sequence[int], num_top: int, top_ps: Sequence[float]) -> list[Head]:
     """Cut rows that share ``top_k`` (0 for none), so that a row's sums have one length whatever its companions ask for."""
     vocab_size = dense_BV.shape[1]
-    size = num_top or min(_FIRST_HEAD, vocab_size)
+    size = first_size(num_top, vocab_size)
     heads: list[Head] = []
     while rows:
         logits_BV = dense_BV if len(rows) == dense_BV.shape[0] else dense_BV[list(rows)]
-        top_ps_B1 = torch.tensor(top_ps, dtype=torch.float64, device=dense_BV.device).unsqueeze(1)
-        values_BK, ids_BK, probs_BK = _sorted_head(logits_BV, size, is_whole=num_top > 0)
-        is_short_BK = (probs_BK.double().cumsum(dim=-1) < top_ps_B1) | (top_ps_B1 == 1)
-        counts_B = (is_short_BK.sum(dim=-1) + 1).clamp_max(size)
-        is_open = [False] * len(rows) if num_top or size == vocab_size else is_short_BK[:, -1].tolist()
-        done = [index for index, still in enumerate(is_open) if not still]
+        values_BK, ids_BK, counts = _sorted_head(logits_BV, size, top_ps, is_whole=num_top > 0)
+        done = [index for index, count in enumerate(counts) if count != OPEN]
         if done:
             part = slice(None) if len(done) == len(rows) else done
-            values, ids = _keep_largest(logits_BV[part], values_BK[part], ids_BK[part], counts_B[part])
+            kept_B = torch.tensor([counts[index] for index in done], device=dense_BV.device)
+            values, ids = _keep_largest(logits_BV[part], values_BK[part], ids_BK[part], kept_B)
             heads.append(Head(tuple(rows[index] for index in done), ids, values))
-        rows = [row for row, still in zip(rows, is_open, strict=True) if still]
-        top_ps = [top_p for top_p, still in zip(top_ps, is_open, strict=True) if still]
+        rows = [row for row, count in zip(rows, counts, strict=True) if count == OPEN]
+        top_ps = [top_p for top_p, count in zip(top_ps, counts, strict=True) if count == OPEN]
         size = min(size * 8, vocab_size)
     return heads
 
 
-def _sorted_head(logits_BV: Tensor, size: int, *, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logits, their ids, and the probabilities of all but the last.
+def _sorted_head(
+    logits_BV: Tensor, size: int, top_ps: Sequence[float], *, is_whole: bool
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The largest logits, their ids, and how many of each row are kept, ``OPEN`` where ``size`` tokens are too few.
 
     One more than the head can hold shows whether a tie crosses the cut. Probabilities are within the head if ``top_k`` made
     it (``is_whole``), else within the row.
     """
-    wide = min(size + 1, logits_BV.shape[1])
-    found = largest_logits(logits_BV, wide)
+    found = native_cut(logits_BV, size, top_ps, is_whole=is_whole) if size < logits_BV.shape[1] else None
     if found is None:
-        return _torch_head(logits_BV, size, wide, is_whole=is_whole)
-    values_BK, ids_BK = found.values_BK, found.ids_BK
-    inside_BK = values_BK[:, :size]
-    probs_BK = inside_BK.softmax(dim=-1) if is_whole else (inside_BK - found.log_sums_B.unsqueeze(1)).exp()
-    for row in found.missing:
-        head = _torch_head(logits_BV[row : row + 1], size, wide, is_whole=is_whole)
-        values_BK[row], ids_BK[row], probs_BK[row] = (each[0] for each in head)
-    return values_BK, ids_BK, probs_BK
+        return _torch_head(logits_BV, size, top_ps, is_whole=is_whole)
+    values_BK, ids_BK, counts = found
+    for row in [row for row, count in enumerate(counts) if count == MISSING]:
+        values_1K, ids_1K, [counts[row]] = _torch_head(logits_BV[row : row + 1], size, [top_ps[row]], is_whole=is_whole)
+        values_BK[row], ids_BK[row] = values_1K[0], ids_1K[0]
+    return values_BK, ids_BK, counts
 
 
-def _torch_head(logits_BV: Tensor, size: int, wide: int, *, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
-    values_BK, ids_BK = logits_BV.topk(wide, dim=-1)
-    if is_whole:
-        return values_BK, ids_BK, values_BK[:, :size].softmax(dim=-1)
-    return values_BK, ids_BK, logits_BV.softmax(dim=-1).gather(1, ids_BK[:, :size])
+def _torch_head(
+    logits_BV: Tensor, size: int, top_ps: Sequence[float], *, is_whole: bool
+) -> tuple[Tensor, Tensor, list[int]]:
+    vocab_size = logits_BV.shape[1]
+    values_BK, ids_BK = logits_BV.topk(min(size + 1, vocab_size), dim=-1)
+    head_BK = values_BK[:, :size]
+    probs_BK = head_BK.softmax(dim=-1) if is_whole else logits_BV.softmax(dim=-1).gather(1, ids_BK[:, :size])
+    top_ps_B1 = torch.tensor(top_ps, dtype=torch.float64, device=logits_BV.device).unsqueeze(1)
+    is_short_BK = (probs_BK.double().cumsum(dim=-1) < top_ps_B1) | (top_ps_B1 == 1)
+    counts_B = (is_short_BK.sum(dim=-1) + 1).clamp_max(size)
+    if not is_whole and size < vocab_size:
+        counts_B = counts_B.masked_fill(is_short_BK[:, -1], OPEN)
+    return values_BK, ids_BK, counts_B.tolist()
 
 
 def _keep_largest(logits_BV: Tensor, values_BK: Tensor, ids_BK: Tensor, counts_B: Tensor) -> tuple[Tensor, Tensor]:

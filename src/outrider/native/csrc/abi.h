@@ -105,6 +105,15 @@ enum { MOST_TOP = 64 };
 
 enum { MOST_DRAWN = 32 };  // candidates of a row's draw
 
+// How top_k (is_whole, `count` is k) or top_p alone cuts a row.
+struct HeadCut {
+    int32_t count;
+    int32_t is_whole;
+    double top_p;
+};
+
+enum { HEAD_OPEN = -1, HEAD_MISSING = -2 };
+
 enum { PHASE_QKV, PHASE_ATTENTION, PHASE_OUT, PHASE_GATE_UP, PHASE_DOWN, PHASE_HEAD, NUM_PHASES };
 
 struct OutriderContext;

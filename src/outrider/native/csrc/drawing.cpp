@@ -14,14 +14,22 @@ OUTRIDER_EXPORT void outrider_draw(const void* kernels, const float* logits, int
                           ->draw_candidates(logits + row * stride, size, keys[row], ids + (int64_t)row * MOST_DRAWN);
 }
 
-// Of each of some rows the `count` largest logits, their ids, and the logarithm of the sum of all exponentials, which is NaN for
-// rows that are not to be had so.
-OUTRIDER_EXPORT void outrider_largest(const void* kernels, const float* logits, int64_t stride, int32_t num_rows, int32_t size,
-                                      int32_t count, float* values, int32_t* ids, double* log_sums) {
-    const auto largest = ((const Kernels*)kernels)->largest_logits;
+// What top_k or top_p leaves of each of some rows, by a cut of its own: counts as cut_head returns them, and count + 1 values
+// and ids, where `count` is that of all cuts.
+OUTRIDER_EXPORT void outrider_cut(const void* kernels, const float* logits, int64_t stride, int32_t num_rows, int32_t size,
+                                  const HeadCut* cuts, float* values, int32_t* ids, int32_t* counts) {
     for (int row = 0; row < num_rows; row++) {
-        const int64_t place = (int64_t)row * count;
-        if (!largest(logits + row * stride, size, count, values + place, ids + place, log_sums + row))
-            log_sums[row] = __builtin_nan("");
+        const int64_t place = (int64_t)row * (cuts[row].count + 1);
+        counts[row] =
+            ((const Kernels*)kernels)->cut_head(logits + row * stride, size, cuts[row], values + place, ids + place);
     }
+}
+
+// As outrider_draw, among what top_k or top_p leaves of each row.
+OUTRIDER_EXPORT void outrider_draw_heads(const void* kernels, const float* logits, int64_t stride, int32_t num_rows,
+                                         int32_t size, const HeadCut* cuts, const uint64_t* keys, int32_t* ids,
+                                         int32_t* counts) {
+    for (int row = 0; row < num_rows; row++)
+        counts[row] = ((const Kernels*)kernels)
+                          ->draw_head(logits + row * stride, size, cuts[row], keys[row], ids + (int64_t)row * MOST_DRAWN);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "abi.h"
 #include "product.h"
 #include "train.h"
 #include "work.h"
@@ -29,7 +30,8 @@ struct Kernels {
     // See draw.h.
     int (*draw_candidates)(const float* logits, int size, uint64_t key, int32_t* ids);
     // See largest.h.
-    bool (*largest_logits)(const float* logits, int size, int count, float* values, int32_t* ids, double* log_sum);
+    int (*cut_head)(const float* logits, int size, const HeadCut& cut, float* values, int32_t* ids);
+    int (*draw_head)(const float* logits, int size, const HeadCut& cut, uint64_t key, int32_t* ids);
     TrainKernels train;
 };
 

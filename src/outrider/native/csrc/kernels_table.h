@@ -40,5 +40,5 @@ uint32_t sum_words(const uint32_t* words, int64_t count) {
         #NAME,          run_pass,       begin_thread,   end_thread,      product_bf16,                                 \
         product_int8,   begin_int4,     end_int4,       product_int4,    norm_row,                                     \
         put_row_int8,   put_row_split,  put_row_groups, power_all,       silu_all,                                     \
-        sum_words,      draw_candidates, largest_logits,                                                               \
+        sum_words,      draw_candidates, cut_head,      draw_head,                                                     \
         {pack_head, loss_logits, loss_gradients, attend, attend_back, run_rows, weight_gradient}};

@@ -4,12 +4,11 @@
 // reach, and few more do. Those are collected and sorted.
 #pragma once
 
-#include "abi.h"
-#include "vec.h"
+#include "draw.h"
 
 namespace {
 
-constexpr int MOST_SETS = 8192, MOST_FOUND = 4096;
+constexpr int MOST_SETS = 8192, MOST_FOUND = 4096, MOST_HEAD = 1024;
 
 // Integers in the order of the floats whose bits they are made of; both zeros are one.
 INLINE I16 ordered(F16 x) {
@@ -101,7 +100,7 @@ double log_sum(const float* logits, int size, float top) {
 
 // The `count` largest logits, the largest first, of equals the lowest id; false where that is not to be had so: too few
 // tokens, too many equals, or values that are no numbers.
-bool largest_logits(const float* logits, int size, int count, float* values, int32_t* ids, double* sum) {
+bool largest_logits(const float* logits, int size, int count, float* values, int32_t* ids) {
     static thread_local Largest found;
     found.num_sets = found.num_found = 0;
     int each = size / (4 * count);
@@ -115,9 +114,43 @@ bool largest_logits(const float* logits, int size, int count, float* values, int
         ids[i] = (int32_t)~(uint32_t)found.found[i];
         values[i] = logits[ids[i]];
     }
-    if (!(values[count - 1] > -__builtin_inff()) || !(values[0] < __builtin_inff())) return false;
-    *sum = log_sum(logits, size, values[0]);
-    return *sum == *sum;
+    return values[count - 1] > -__builtin_inff() && values[0] < __builtin_inff();
+}
+
+// What top_k and top_p leave of a row: the `count` + 1 largest logits are written, and how many of the first `count` are kept
+// is returned. A token is kept while the mass in front of it, of the row or, if top_k made the head, of the head, is below
+// top_p. HEAD_OPEN: they do not reach it, and more may follow.
+int cut_head(const float* logits, int size, const HeadCut& cut, float* values, int32_t* ids) {
+    const int count = cut.count;
+    if (!largest_logits(logits, size, count + 1, values, ids)) return HEAD_MISSING;
+    double base = 0;
+    if (cut.is_whole) {
+        for (int i = 0; i < count; i++) base += __builtin_exp((double)values[i] - values[0]);
+        base = values[0] + __builtin_log(base);
+    } else {
+        base = log_sum(logits, size, values[0]);
+    }
+    if (base != base) return HEAD_MISSING;
+    if (cut.top_p >= 1) return cut.is_whole ? count : HEAD_OPEN;
+    double mass = 0;
+    for (int i = 0; i < count; i++) {
+        mass += __builtin_exp((double)values[i] - base);
+        if (mass >= cut.top_p) return i + 1;
+    }
+    return cut.is_whole ? count : HEAD_OPEN;
+}
+
+// The ids that may have the largest logit + noise among those that top_k and top_p leave; -1 where the head is not to be had.
+int draw_head(const float* logits, int size, const HeadCut& cut, uint64_t key, int32_t* ids) {
+    static thread_local float values[MOST_HEAD + 1];
+    static thread_local int32_t head[MOST_HEAD + 1];
+    if (cut.count > MOST_HEAD) return -1;
+    const int kept = cut_head(logits, size, cut, values, head);
+    if (kept < 1) return -1;
+    Contest contest{logits, key};
+    contest.ids = ids;
+    for (int i = 0; i < kept; i++) contest.consider(head[i]);
+    return contest.is_crowded ? -1 : contest.count;
 }
 
 }  // namespace
