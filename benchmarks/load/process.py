@@ -53,7 +53,9 @@ def serving(arguments: Sequence[str], *, log: Path, patience_s: float = 120.0) -
         RuntimeError: it did not start; names the log.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server must not outlive this script
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+        )  # the server must not outlive this script
     command = [sys.executable, "-m", "outrider", "serve", "--port", "0", *arguments]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as errors:
