@@ -10,7 +10,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from ctypes import Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,7 +140,7 @@ def _kernels(name: str) -> int | None:
     lib = loaded_library()
     if lib is None:
         return None
-    rows = [c_void_p, c_void_p, c_int64, c_int32, c_int32]
+    rows: tuple[Any, ...] = (c_void_p, c_void_p, c_int64, c_int32, c_int32)
     lib.outrider_find.argtypes, lib.outrider_find.restype = [c_char_p], c_void_p
     lib.outrider_draw.argtypes, lib.outrider_draw.restype = [*rows, c_void_p, c_void_p, c_void_p], None
     for function in (lib.outrider_cut, lib.outrider_draw_heads):
