@@ -21,9 +21,7 @@ from outrider.sampling.params import SamplingParams
 
 __all__ = [
     "Head",
-    "cut_heads",
     "first_size",
-    "has_head",
     "head_groups",
     "heads_of_group",
     "scale_logits",
