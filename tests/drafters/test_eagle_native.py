@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from outrider.drafters.eagle_head import EagleHead, UnrolledAttention
 from outrider.drafters.eagle_native import NativeEntries
 from outrider.drafters.eagle_native_head import NativeHead
 from outrider.drafters.eagle_reader import DraftWalk, EntryRun
-from outrider.drafters.tree import TreeShape
+from outrider.drafters.tree import ScoredTree, TreeGrowth, TreeShape
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.native import NativeTarget
@@ -30,7 +31,7 @@ from .test_eagle import PROMPTS, SHAPE, Checked, decode
 from .test_eagle_head import OPTIONS
 
 PRECISIONS: tuple[Precision, ...] = ("bfloat16", "int8")
-TOLERANCE = {"bfloat16": 0.03, "int8": 0.1}
+TOLERANCE = {"bfloat16": 0.05, "int8": 0.1}
 """Relative error of a row of logits that no rounding makes here; a part left out makes more."""
 
 
@@ -176,6 +177,72 @@ def test_the_likeliest_tokens(context: Context, width: int) -> None:
         order = sorted(range(24), key=lambda column: (-float(logits_RU[row, column]), column))
         assert mine == order[:width]
         torch.testing.assert_close(torch.tensor(values), law_RU[row, mine], atol=2e-6, rtol=1e-5)
+
+
+def grown_by_levels(
+    entries: NativeEntries,
+    runs: Sequence[EntryRun],
+    depths: Sequence[int],
+    width: int,
+    min_score: float,
+    ids: list[int],
+) -> list[ScoredTree]:
+    """Trees along a walk: one pass a level, expanded and reranked in Python."""
+    growths = [TreeGrowth(shape=TreeShape(depth=8, width=width), min_score=min_score) for _ in runs]
+    walk = entries.walk(runs, levels=max(depths), width=width)
+    above: list[list[int]] = []
+    for level in range(max(depths)):
+        going = [growth if depth > level else None for growth, depth in zip(growths, depths, strict=True)]
+        if level > 0:
+            nodes = [growth.frontier if growth else [] for growth in going]
+            if not any(nodes):
+                break
+            tokens = [[growths[g].tokens[node] for node in each] for g, each in enumerate(nodes)]
+            parents = [[above[g].index(growths[g].parents[node]) for node in each] for g, each in enumerate(nodes)]
+            walk.step(tokens, parents)
+        above = [list(growth.frontier) for growth in growths]
+        columns, logprobs = walk.best()
+        rows = iter(zip(columns, logprobs, strict=True))
+        for growth in going:
+            found = [next(rows) for _ in growth.frontier] if growth else []
+            if growth:
+                growth.expand_into([[ids[c] for c in row] for row, _ in found], [values for _, values in found])
+    return [growth.candidates() for growth in growths]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("width", "depths", "min_prob"),
+    [(1, (1, 7, 3), 0.0), (3, (3, 3, 3), 0.0), (4, (5, 1, 2), 0.002), (24, (2, 3, 1), 0.0), (2, (4, 4, 4), 0.9)],
+)
+def test_trees_grown_in_one_call_equal_those_grown_by_levels(
+    context: Context, precision: Precision, width: int, depths: tuple[int, ...], min_prob: float
+) -> None:
+    """Candidates, their order, parents and scores, to the last bit; equal logits included."""
+    head = tiny_head()
+    head.lm_head.weight[17:19] = head.lm_head.weight[9]
+    native = NativeHead(head, precision, context)
+    texts = [drawn_taps(head, size, seed=size) for size in (3, 129, 20)]
+    min_score = math.log(min_prob) if min_prob else -math.inf
+    found = []
+    for is_at_once in (True, False):
+        entries = NativeEntries(native)
+        runs = [run_of(entries.take_row(), *text, first=5) for text in texts]
+        if is_at_once:
+            found.append(entries.grow(runs, depths, width=width, min_score=min_score))
+        else:
+            ids = head.target_ids().tolist()
+            found.append(grown_by_levels(entries, runs, depths, width, min_score, ids))
+    for mine, expected in zip(*found, strict=True):
+        assert mine.tokens == expected.tokens and mine.parents == expected.parents and mine.scores == expected.scores
+    assert min_prob > 0.5 or all(tree.tokens for tree in found[0])
+
+
+def test_a_head_that_norms_its_outputs_grows_by_levels(target: NativeTarget) -> None:
+    drafters = [checked(target, tiny_head(norm_output=norms), tree=SHAPE) for norms in (False, True)]
+    for drafter in drafters:
+        decode(target, drafter, PROMPTS, SamplingParams(max_tokens=12))
+        assert drafter.num_checked >= 8
 
 
 @pytest.mark.parametrize("tree", [None, SHAPE], ids=["chain", "tree"])

@@ -28,7 +28,7 @@ from outrider.drafters.eagle_native_head import NativeHead
 from outrider.drafters.eagle_pass import EaglePass
 from outrider.drafters.eagle_reader import DraftWalk, EagleReader
 from outrider.drafters.eagle_walk import TorchEntries
-from outrider.drafters.tree import TreeGrowth, TreeShape
+from outrider.drafters.tree import ScoredTree, TreeGrowth, TreeShape
 from outrider.errors import ConfigError
 from outrider.native.library import Context
 from outrider.types import NO_DRAFT, Proposal
@@ -86,6 +86,7 @@ class EagleDrafter:
         self.nodes_per_level = 1.0 if tree is None else tree.num_nodes / tree.depth
         self.deepest = self.levels = 1 << 10 if tree is None else tree.depth
         self.card_rates = card_rates
+        self._min_score = math.log(min_prob) if min_prob else -math.inf
         self._window = window
         self._tap_bytes = len(self.taps) * head.config.target_hidden_size * placement.activation_dtype.itemsize
         self._reader = EagleReader(self._entries, window)
@@ -112,7 +113,7 @@ class EagleDrafter:
         """A chain or tree for each request."""
         if self.tree is None:
             return self._draft_chains(requests)
-        return [growth.proposal(self.name) for growth in self.grow(requests, self.tree)]
+        return [tree.proposal(self.tree.num_nodes, self.name) for tree in self.grow(requests, self.tree)]
 
     def observe(self, sequence: int, tokens: Sequence[int], num_new: int) -> None:
         """Nothing: the request brings the tokens, and :meth:`absorb` their hidden states."""
@@ -140,26 +141,45 @@ class EagleDrafter:
         return self._entries.num_bytes() + self._reader.waiting_bytes()
 
     @torch.inference_mode()
-    def grow(self, requests: Sequence[DraftRequest], shape: TreeShape) -> list[TreeGrowth]:
+    def grow(self, requests: Sequence[DraftRequest], shape: TreeShape) -> list[ScoredTree]:
         """All candidates of a tree for each request, with their scores."""
-        min_score = math.log(self.min_prob) if self.min_prob else -math.inf
-        growths = [TreeGrowth(shape=shape, min_score=min_score) for _ in requests]
         depths = [min(request.num_draft_tokens, shape.depth) for request in requests]
-        walkers = growing = [g for g, depth in enumerate(depths) if depth > 0]
-        if not walkers:
-            return growths
-        walk = self._walk([requests[g] for g in walkers], max(depths) - 1, shape.width)
+        walkers = [index for index, depth in enumerate(depths) if depth > 0]
+        trees = [ScoredTree((), (), ()) for _ in requests]
+        if walkers:
+            wishes, levels = [requests[index] for index in walkers], [depths[index] for index in walkers]
+            if self._can_grow_at_once(wishes):
+                found = self._grow_at_once(wishes, levels, shape.width)
+            else:
+                found = self._grow_by_levels(wishes, levels, shape)
+            for index, tree in zip(walkers, found, strict=True):
+                trees[index] = tree
+        return trees
+
+    def _can_grow_at_once(self, requests: Sequence[DraftRequest]) -> bool:
+        return isinstance(self._entries, NativeEntries) and self._entries.can_grow and _takes_best(requests)
+
+    def _grow_at_once(self, requests: Sequence[DraftRequest], depths: Sequence[int], width: int) -> list[ScoredTree]:
+        """Where the head's own estimates decide alone, the kernels need nobody between the levels."""
+        assert isinstance(self._entries, NativeEntries)
+        runs = self._reader.take_runs([(request.sequence, request.tokens) for request in requests])
+        return self._entries.grow(runs, depths, width=width, min_score=self._min_score)
+
+    def _grow_by_levels(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int], shape: TreeShape
+    ) -> list[ScoredTree]:
+        growths = [TreeGrowth(shape=shape, min_score=self._min_score) for _ in requests]
+        walk = self._walk(requests, max(depths) - 1, shape.width)
         above: list[list[int]] = []
         for level in range(max(depths)):
-            growing = [g for g in growing if depths[g] > level and growths[g].frontier]
+            growing = [g for g, growth in enumerate(growths) if depths[g] > level and growth.frontier]
             if not growing:
                 break
             if level > 0:
-                growths_here = [growths[g] if g in growing else None for g in walkers]
-                walk.step(*_frontiers(growths_here, above))
-            above = [growths[g].frontier for g in walkers]
+                walk.step(*_frontiers([growths[g] if g in growing else None for g in range(len(growths))], above))
+            above = [growth.frontier for growth in growths]
             self._expand(walk, requests, growths, growing, level)
-        return growths
+        return [growth.candidates() for growth in growths]
 
     def most_drafts(self, num_tokens: int) -> int:
         """As many as are asked for: what lies too far back is forgotten."""
@@ -214,6 +234,12 @@ class EagleDrafter:
         budgets = [request.num_draft_tokens for request in requests]
         walkers = going = [index for index, budget in enumerate(budgets) if budget > 0]
         chains: list[list[int]] = [[] for _ in requests]
+        if walkers and self._can_grow_at_once(requests):
+            depths = [budgets[index] for index in walkers]
+            found = self._grow_at_once([requests[index] for index in walkers], depths, 1)
+            for index, tree in zip(walkers, found, strict=True):
+                chains[index] = list(tree.tokens)
+            return [self._chain(chain, ()) for chain in chains]
         laws: list[list[Tensor]] = [[] for _ in requests]
         confidences = [1.0] * len(requests)
         walk = self._walk([requests[index] for index in walkers], max(budgets) - 1, 1) if walkers else None

@@ -1,4 +1,4 @@
-"""Entries and drafts of a head on the native kernels: one call a level, one segment of rows a sequence.
+"""Entries and drafts of a head on the native kernels: one call a level, or one a tree, one segment of rows a sequence.
 
 Each row's arithmetic depends on its own entries and ancestors alone, so a draft is the same bit for bit whatever is drafted
 beside it. Nodes of a walk are cached behind their sequence's entries, as a target's drafts are, and never counted.
@@ -16,7 +16,8 @@ from torch import Tensor
 from outrider.cache.native import NativeCache
 from outrider.drafters.eagle_native_head import HeadRows, NativeHead, Ranked
 from outrider.drafters.eagle_reader import EntryRun
-from outrider.native.library import CSegment
+from outrider.drafters.tree import ScoredTree
+from outrider.native.library import CGrowth, CSegment
 
 __all__ = ["NativeEntries", "NativeWalk"]
 
@@ -59,11 +60,50 @@ class NativeEntries:
 
     def walk(self, runs: Sequence[EntryRun], *, levels: int, width: int) -> NativeWalk:
         """Make entries and stand behind the last of each run."""
-        lasts = [end - 1 for end in accumulate(len(run.tokens) for run in runs)]
-        ranked = self._make(runs, logit_rows=lasts, num_top=width, room=levels * width)
+        ranked = self._make(runs, logit_rows=_last_rows(runs), num_top=width, room=levels * width)
         return NativeWalk(self._head, self._cache, runs, ranked, width=width)
 
+    @property
+    def can_grow(self) -> bool:
+        """True if :meth:`grow` can be asked: it knows no norm between the levels."""
+        return self._head.is_feedback_plain
+
+    def grow(
+        self, runs: Sequence[EntryRun], depths: Sequence[int], *, width: int, min_score: float
+    ) -> list[ScoredTree]:
+        """Make entries and grow a tree behind the last of each run by the head's own estimates, all levels in one call.
+
+        The same candidates as :meth:`outrider.drafters.tree.TreeGrowth.expand_into` finds along a walk.
+
+        Args:
+            runs: one a tree.
+            depths: levels of each, at least 1.
+            width: nodes expanded on a level, and children of each.
+            min_score: candidates that score less are left out.
+        """
+        rows = self._rows(runs, logit_rows=_last_rows(runs), room=max(depths) * width)
+        trees = (CGrowth * len(runs))()
+        found = []
+        for tree, run, depth in zip(trees, runs, depths, strict=True):
+            most = width + (depth - 1) * width * width
+            tokens, parents, scores = (ctypes.c_int64 * most)(), (ctypes.c_int32 * most)(), (ctypes.c_double * most)()
+            tree.cache, tree.capacity = self._cache.address(run.row)
+            tree.base, tree.position, tree.depth = run.count + len(run.tokens), run.position + len(run.tokens), depth
+            tree.tokens, tree.parents = ctypes.addressof(tokens), ctypes.addressof(parents)
+            tree.scores = ctypes.addressof(scores)
+            found.append((tokens, parents, scores))
+        self._head.grow(rows, trees, width=width, min_score=min_score)
+        sizes = [tree.num_candidates for tree in trees]
+        return [
+            ScoredTree(tokens[:size], parents[:size], scores[:size])
+            for size, (tokens, parents, scores) in zip(sizes, found, strict=True)
+        ]
+
     def _make(self, runs: Sequence[EntryRun], *, logit_rows: Sequence[int], num_top: int, room: int) -> Ranked:
+        return self._head.run(self._rows(runs, logit_rows=logit_rows, room=room), num_top=num_top)
+
+    def _rows(self, runs: Sequence[EntryRun], *, logit_rows: Sequence[int], room: int) -> HeadRows:
+        """The rows of new entries, with room in their caches for them and ``room`` nodes."""
         segments = (CSegment * len(runs))()
         start = 0
         for segment, run in zip(segments, runs, strict=True):
@@ -74,7 +114,7 @@ class NativeEntries:
             segment.base, segment.start, segment.num_rows = run.count, start, size
             self._cache.advance(run.row, size)
             start += size
-        rows = HeadRows(
+        return HeadRows(
             start_RD=self._head.prepared_taps(
                 runs[0].taps_RD if len(runs) == 1 else torch.cat([run.taps_RD for run in runs])
             ),
@@ -84,7 +124,10 @@ class NativeEntries:
             segments=segments,
             logit_rows=logit_rows,
         )
-        return self._head.run(rows, num_top=num_top)
+
+
+def _last_rows(runs: Sequence[EntryRun]) -> list[int]:
+    return [end - 1 for end in accumulate(len(run.tokens) for run in runs)]
 
 
 class _Branches:
@@ -119,7 +162,7 @@ class NativeWalk:
     ) -> None:
         self._head, self._cache, self._width = head, cache, width
         self._ranked = ranked
-        lasts = [end - 1 for end in accumulate(len(run.tokens) for run in runs)]
+        lasts = _last_rows(runs)
         self._outputs_RD: Tensor = ranked.outputs_RD[-1:] if len(runs) == 1 else ranked.outputs_RD[torch.tensor(lasts)]
         self._sizes = [1] * len(runs)
         self._branches = [

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.device import Precision
+from outrider.drafters.eagle_config import EagleConfig
 from outrider.drafters.eagle_head import EagleHead, EagleLayer
 from outrider.errors import ConfigError
 from outrider.models.layers import rms_norm
@@ -31,7 +32,7 @@ from outrider.models.native_weights import (
     place_matrix,
     spread_heads,
 )
-from outrider.native.library import CLayer, CModel, Context, CPass, CSegment
+from outrider.native.library import CForest, CGrowth, CLayer, CModel, Context, CPass, CSegment
 from outrider.native.packing import Arena, padded
 
 __all__ = ["HeadRows", "NativeHead", "Ranked"]
@@ -108,6 +109,7 @@ class NativeHead:
         self._num_positions = len(self._rotations[0])
         self._model = self._describe(*self._rotations)
         self._logits_RU = torch.empty(0, head.config.draft_vocab_size)
+        self._target_ids_U = head.target_ids().long().cpu().contiguous()
 
     def _pack(self, head: EagleHead) -> None:
         is_int8 = self.precision == "int8"
@@ -139,41 +141,45 @@ class NativeHead:
         missing = -taps_RD.shape[1] % 64
         return (F.pad(taps_RD, (0, missing)) if missing else taps_RD).contiguous()
 
+    @property
+    def is_feedback_plain(self) -> bool:
+        """True if outputs start the next entries' stream as they are."""
+        return not self.config.norm_output
+
     def feedback(self, outputs_RD: Tensor) -> Tensor:
         """What the next entries' stream starts from."""
-        if not self.config.norm_output:
+        if self.is_feedback_plain:
             return outputs_RD
         return rms_norm(outputs_RD, self._output_norm_D, self.config.norm_eps)
 
     def run(self, rows: HeadRows, *, num_top: int) -> Ranked:
         """Run the layers, write the rows' keys and values, and rank the tokens behind the rows asked for."""
-        config, num_rows, num_ranked = self.config, len(rows.tokens), len(rows.logit_rows)
-        num_top = min(num_top, config.draft_vocab_size)
-        outputs_RD = torch.empty(num_rows, config.hidden_size)
-        logits_RU = self._room_for_logits(num_ranked)
-        ids_RK, logprobs_RK = torch.empty(num_ranked, num_top, dtype=torch.int64), torch.empty(num_ranked, num_top)
-        tokens, positions = (ctypes.c_int64 * num_rows)(*rows.tokens), (ctypes.c_int64 * num_rows)(*rows.positions)
-        logit_rows, last_layer = (ctypes.c_int32 * num_ranked)(*rows.logit_rows), ctypes.c_int32(config.num_layers)
-        call = CPass(
-            num_rows=num_rows,
-            num_segments=len(rows.segments),
-            tokens=ctypes.addressof(tokens),
-            positions=ctypes.addressof(positions),
-            segments=ctypes.addressof(rows.segments),
-            num_logit_rows=num_ranked,
-            logit_rows=ctypes.addressof(logit_rows),
-            logits=logits_RU.data_ptr(),
-            num_taps=1,
-            tap_layers=ctypes.addressof(last_layer),
-            taps=outputs_RD.data_ptr(),
-            inputs=rows.start_RD.data_ptr(),
-            is_fused=rows.is_taps,
-            num_top=num_top,
-            top_ids=ids_RK.data_ptr(),
-            top_logprobs=logprobs_RK.data_ptr(),
+        call = _Call(self.config, rows, self._room_for_logits(len(rows.logit_rows)), num_top)
+        self._context.run(self._model_for(max(rows.positions) + 1), call.rows)
+        return call.ranked
+
+    def grow(self, rows: HeadRows, trees: ctypes.Array[CGrowth], *, width: int, min_score: float) -> None:
+        """Run a pass over entries, one logit row a tree, and fill the trees behind them; levels are read as they grow.
+
+        Args:
+            rows: taps.
+            trees: with room for their candidates.
+            width: nodes expanded on a level, and children of each.
+            min_score: candidates that score less are left out.
+        """
+        assert self.is_feedback_plain, "the outputs are normed between the levels"
+        call = _Call(
+            self.config, rows, self._room_for_logits(len(trees) * width), width, most_ranked=len(trees) * width
         )
-        self._context.run(self._model_for(max(rows.positions) + 1), call)
-        return Ranked(outputs_RD=outputs_RD, logits_RU=logits_RU, ids_RK=ids_RK, logprobs_RK=logprobs_RK)
+        furthest = max(tree.position + tree.depth for tree in trees)
+        forest = CForest(
+            num_trees=len(trees),
+            width=width,
+            trees=ctypes.addressof(trees),
+            target_ids=self._target_ids_U.data_ptr(),
+            min_score=min_score,
+        )
+        self._context.grow(self._model_for(max(*rows.positions, furthest) + 1), call.rows, forest)
 
     def _room_for_logits(self, num_rows: int) -> Tensor:
         """Memory that every pass fills anew: fresh pages would cost more than ranking does."""
@@ -212,6 +218,51 @@ class NativeHead:
             fuse=self._fuse.describe(),
             fuse_bias=None if self._fuse_bias is None else self._fuse_bias.data_ptr(),
             split_rows=True,
+        )
+
+
+class _Call:
+    """One pass as C takes it, and what keeps its memory alive.
+
+    Args:
+        config: of the head.
+        rows: of the pass.
+        logits_RU: room for the logits of all rows that are ranked.
+        num_top: ids ranked of each.
+        most_ranked: rows that the ids and log-probabilities have room for, if that is more than this pass ranks.
+    """
+
+    def __init__(
+        self, config: EagleConfig, rows: HeadRows, logits_RU: Tensor, num_top: int, *, most_ranked: int = 0
+    ) -> None:
+        num_rows, num_ranked = len(rows.tokens), len(rows.logit_rows)
+        num_top, room = min(num_top, config.draft_vocab_size), max(num_ranked, most_ranked)
+        self.ranked = Ranked(
+            outputs_RD=torch.empty(num_rows, config.hidden_size),
+            logits_RU=logits_RU,
+            ids_RK=torch.empty(room, num_top, dtype=torch.int64),
+            logprobs_RK=torch.empty(room, num_top),
+        )
+        tokens, positions = (ctypes.c_int64 * num_rows)(*rows.tokens), (ctypes.c_int64 * num_rows)(*rows.positions)
+        logit_rows, last_layer = (ctypes.c_int32 * num_ranked)(*rows.logit_rows), ctypes.c_int32(config.num_layers)
+        self._alive = (tokens, positions, logit_rows, last_layer, rows)
+        self.rows = CPass(
+            num_rows=num_rows,
+            num_segments=len(rows.segments),
+            tokens=ctypes.addressof(tokens),
+            positions=ctypes.addressof(positions),
+            segments=ctypes.addressof(rows.segments),
+            num_logit_rows=num_ranked,
+            logit_rows=ctypes.addressof(logit_rows),
+            logits=logits_RU.data_ptr(),
+            num_taps=1,
+            tap_layers=ctypes.addressof(last_layer),
+            taps=self.ranked.outputs_RD.data_ptr(),
+            inputs=rows.start_RD.data_ptr(),
+            is_fused=rows.is_taps,
+            num_top=num_top,
+            top_ids=self.ranked.ids_RK.data_ptr(),
+            top_logprobs=self.ranked.logprobs_RK.data_ptr(),
         )
 
 

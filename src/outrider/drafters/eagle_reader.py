@@ -178,6 +178,10 @@ class EagleReader:
             texts: sequences that taps came for, all of their tokens but the last.
             levels, width: how far and how broadly the walk may step.
         """
+        return self._entries.walk(self.take_runs(texts), levels=levels, width=width)
+
+    def take_runs(self, texts: Sequence[tuple[int, Sequence[int]]]) -> list[EntryRun]:
+        """The entries that wait of ``(sequence, committed tokens)``, which are made now: at least one each, and not many."""
         runs = []
         for sequence, tokens in texts:
             text = self._texts[sequence]
@@ -189,7 +193,7 @@ class EagleReader:
                     self._entries.extend([self._run(text, tokens, chunk_RD)])
                 taps_RD = taps_RD[-1:]
             runs.append(self._run(text, tokens, taps_RD))
-        return self._entries.walk(runs, levels=levels, width=width)
+        return runs
 
     @staticmethod
     def _run(text: _Text, tokens: Sequence[int], taps_RD: Tensor) -> EntryRun:

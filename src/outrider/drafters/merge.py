@@ -59,10 +59,9 @@ class MergedDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One tree for each request."""
-        growths = self.head.grow(requests, self.shape)
+        trees = self.head.grow(requests, self.shape)
         proposals = []
-        for request, growth in zip(requests, growths, strict=True):
-            own = growth.candidates()
+        for request, own in zip(requests, trees, strict=True):
             copied = self.suffix.candidates(request, self.shape.num_nodes)
             proposals.append(merge_trees([own, copied], self.shape.num_nodes, drafter=self.name))
         return proposals

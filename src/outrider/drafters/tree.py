@@ -8,7 +8,7 @@ its parent, so a chosen node's parents are chosen too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -53,6 +53,19 @@ class ScoredTree:
     parents: Sequence[int]
     scores: Sequence[float]
 
+    def best(self, num_nodes: int) -> list[int]:
+        """The likeliest nodes in their order; of equally likely ones the first. A chosen node's parents are chosen too."""
+        return sorted(_best(self.scores, range(len(self.scores)), num_nodes))
+
+    def proposal(self, num_nodes: int, drafter: str) -> Proposal:
+        """The likeliest nodes as a proposal; ``NO_DRAFT`` if there are none."""
+        nodes = self.best(num_nodes)
+        if not nodes:
+            return NO_DRAFT
+        tree = _subtree(self, nodes)
+        scores = tuple(self.scores[node] for node in nodes)
+        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=drafter, scores=scores)
+
 
 @dataclass(slots=True, kw_only=True)
 class TreeGrowth:
@@ -91,7 +104,7 @@ class TreeGrowth:
                     self.tokens.append(token)
                     self.parents.append(parent)
                     self.scores.append(base + logprob)
-        self.frontier = self._best(range(first, len(self.tokens)), self.shape.width)
+        self.frontier = _best(self.scores, range(first, len(self.tokens)), self.shape.width)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Draft tokens from the root to a candidate, its own included; none for ``ROOT``."""
@@ -107,11 +120,7 @@ class TreeGrowth:
         for node in self.frontier:
             while (node := self.parents[node]) != ROOT:
                 ancestors.add(node)
-        return self._subtree([*sorted(ancestors), *self.frontier])
-
-    def chosen(self) -> DraftTree:
-        """The finished tree; of equally good candidates the one proposed first."""
-        return self._subtree(sorted(self._best(range(len(self.tokens)), self.shape.num_nodes)))
+        return _subtree(self, [*sorted(ancestors), *self.frontier])
 
     def candidates(self) -> ScoredTree:
         """Everything that was ever proposed."""
@@ -119,18 +128,17 @@ class TreeGrowth:
 
     def proposal(self, drafter: str) -> Proposal:
         """The finished tree as a proposal; ``NO_DRAFT`` if nothing was worth a node."""
-        nodes = sorted(self._best(range(len(self.tokens)), self.shape.num_nodes))
-        if not nodes:
-            return NO_DRAFT
-        tree, scores = self._subtree(nodes), tuple(self.scores[node] for node in nodes)
-        return Proposal(tokens=tuple(tree.tokens), parents=tuple(tree.parents), drafter=drafter, scores=scores)
+        return self.candidates().proposal(self.shape.num_nodes, drafter)
 
-    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
-        return sorted(nodes, key=lambda node: (-self.scores[node], node))[:count]
 
-    def _subtree(self, nodes: Sequence[int]) -> DraftTree:
-        index = {node: position for position, node in enumerate(nodes)} | {ROOT: ROOT}
-        return DraftTree(
-            tokens=[self.tokens[node] for node in nodes],
-            parents=[index[self.parents[node]] for node in nodes],
-        )
+def _best(scores: Sequence[float], nodes: Iterable[int], count: int) -> list[int]:
+    """Best first."""
+    return sorted(nodes, key=lambda node: (-scores[node], node))[:count]
+
+
+def _subtree(tree: ScoredTree | TreeGrowth, nodes: Sequence[int]) -> DraftTree:
+    index = {node: position for position, node in enumerate(nodes)} | {ROOT: ROOT}
+    return DraftTree(
+        tokens=[tree.tokens[node] for node in nodes],
+        parents=[index[tree.parents[node]] for node in nodes],
+    )

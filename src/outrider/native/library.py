@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from outrider.native import build
@@ -19,6 +19,8 @@ __all__ = [
     "FORMATS",
     "KERNELS",
     "PHASES",
+    "CForest",
+    "CGrowth",
     "CLayer",
     "CMatrix",
     "CModel",
@@ -148,6 +150,34 @@ class CPass(Structure):
     ]
 
 
+class CGrowth(Structure):
+    """``OutriderGrowth``."""
+
+    _fields_ = [
+        ("cache", c_void_p),
+        ("capacity", c_int64),
+        ("base", c_int32),
+        ("depth", c_int32),
+        ("position", c_int64),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("scores", c_void_p),
+        ("num_candidates", c_int32),
+    ]
+
+
+class CForest(Structure):
+    """``OutriderForest``."""
+
+    _fields_ = [
+        ("num_trees", c_int32),
+        ("width", c_int32),
+        ("trees", c_void_p),
+        ("target_ids", c_void_p),
+        ("min_score", c_double),
+    ]
+
+
 def requested_kernels() -> str:
     """What ``OUTRIDER_NATIVE`` asks for: ``auto`` unless it is set."""
     return os.environ.get("OUTRIDER_NATIVE", "") or "auto"
@@ -187,6 +217,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.outrider_close.argtypes, lib.outrider_close.restype = [c_void_p], None
     lib.outrider_kernels.argtypes, lib.outrider_kernels.restype = [c_void_p], c_char_p
     lib.outrider_run.argtypes, lib.outrider_run.restype = [c_void_p, POINTER(CModel), POINTER(CPass)], c_int32
+    lib.outrider_grow.argtypes = [c_void_p, POINTER(CModel), POINTER(CPass), POINTER(CForest)]
+    lib.outrider_grow.restype = c_int32
     lib.outrider_keep.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_int32]
     lib.outrider_keep.restype = None
     lib.outrider_stream.argtypes, lib.outrider_stream.restype = [c_void_p, c_void_p, c_int64], c_uint32
@@ -209,6 +241,11 @@ class Context:
         """Run one pass. The interpreter's lock is released meanwhile."""
         if self._lib.outrider_run(self._handle, model, rows):
             raise MemoryError("the native pass ran out of memory; lower the batch size or the prefill chunk")
+
+    def grow(self, model: CModel, entries: CPass, forest: CForest) -> None:
+        """Run one pass over a head's entries and one for each level of the trees behind them."""
+        if self._lib.outrider_grow(self._handle, model, entries, forest):
+            raise MemoryError("the native pass of the head ran out of memory; lower the batch size")
 
     @property
     def handle(self) -> int:

@@ -103,6 +103,28 @@ struct OutriderPass {
 
 enum { MOST_TOP = 64 };
 
+// A draft tree of one sequence: all candidates, in the order in which they are proposed. They have room for the `num_top`
+// children of the root and of `width` nodes on each further level.
+struct OutriderGrowth {
+    uint8_t* cache;  // of the head; nodes are cached behind `base`
+    int64_t capacity;
+    int32_t base;
+    int32_t depth;     // levels, at least 1
+    int64_t position;  // of the first level's nodes
+    int64_t* tokens;   // ids of the target
+    int32_t* parents;  // -1 for a child of the root
+    double* scores;    // log-probability of the path to the node
+    int32_t num_candidates;  // 0 before
+};
+
+struct OutriderForest {
+    int32_t num_trees;
+    int32_t width;  // nodes expanded on a level
+    OutriderGrowth* trees;
+    const int64_t* target_ids;  // [vocab_size] of the head's own ids
+    double min_score;  // candidates that score less are left out
+};
+
 enum { MOST_DRAWN = 32 };  // candidates of a row's draw
 
 // How top_k (is_whole, `count` is k) or top_p alone cuts a row.

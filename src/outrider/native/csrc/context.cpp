@@ -150,6 +150,7 @@ void OutriderContext::run(const OutriderModel& model, const OutriderPass& pass) 
 const Kernels& kernels_of(const OutriderContext& context) { return *context.kernels; }
 Pool& pool_of(OutriderContext& context) { return context.pool; }
 std::mutex& turn_of(OutriderContext& context) { return context.busy; }
+void run_pass(OutriderContext& context, const OutriderModel& model, const OutriderPass& pass) { context.run(model, pass); }
 
 // A handle with `num_threads` threads (the caller is one) and the kernels of that name, or null if those cannot run here.
 OUTRIDER_EXPORT OutriderContext* outrider_open(const char* kernels, int32_t num_threads) {

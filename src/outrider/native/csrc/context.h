@@ -9,3 +9,4 @@
 const Kernels& kernels_of(const OutriderContext& context);
 Pool& pool_of(OutriderContext& context);
 std::mutex& turn_of(OutriderContext& context);  // calls on one handle take turns
+void run_pass(OutriderContext& context, const OutriderModel& model, const OutriderPass& pass);  // by whose turn it is
