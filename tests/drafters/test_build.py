@@ -101,6 +101,7 @@ def test_suffix_options(target: LlamaTarget) -> None:
         ("slice:2,width=2,num_nodes=5", None, TreeShape(width=2, num_nodes=5)),
         ("slice:2:width=2", TreeShape(depth=7), TreeShape(depth=7, width=2)),
         ("random", TreeShape(depth=7), TreeShape(depth=7)),
+        ("self:min_level=0.2", None, TreeShape(min_level=0.2)),
     ],
 )
 def test_tree_options(target: LlamaTarget, spec: str, tree: TreeShape | None, expected: TreeShape | None) -> None:
@@ -145,6 +146,8 @@ def test_the_precision_of_a_draft_model_can_be_chosen(target: LlamaTarget) -> No
         ("ngram:3", "name=value"),
         ("ngram:max_match=0", "not possible"),
         ("self:width=0", "width 0 is not possible"),
+        ("self:min_level=1.5", "min_level 1.5 is not possible; allowed: 0 to 1"),
+        ("self:min_level=much", "option min_level is a number"),
         ("slice", "how many layers"),
         ("slice:many", "how many layers"),
         ("slice:4", "1 to 3 layers"),
@@ -276,9 +279,9 @@ def test_the_precision_of_a_head(head_folder: Path) -> None:
 def test_merged_takes_a_head(head_folder: Path) -> None:
     target = tiny_target()
     plain = make_drafter(f"merged:{head_folder}", target)
-    assert isinstance(plain, MergedDrafter) and plain.shape == TreeShape()
+    assert isinstance(plain, MergedDrafter) and plain.shape == TreeShape(depth=5, width=3, num_nodes=16, min_level=0.25)
     small = make_drafter(f"merged:{head_folder}:num_nodes=9", target)
-    assert isinstance(small, MergedDrafter) and small.shape == TreeShape(num_nodes=9)
+    assert isinstance(small, MergedDrafter) and small.shape == replace(plain.shape, num_nodes=9)
 
 
 def test_heads_that_came_along_have_names(head_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

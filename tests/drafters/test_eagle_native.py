@@ -16,7 +16,7 @@ from outrider.device import Placement, Precision
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle_head import EagleHead, UnrolledAttention
 from outrider.drafters.eagle_native import NativeEntries
-from outrider.drafters.eagle_native_head import NativeHead
+from outrider.drafters.eagle_native_head import GrowthLimits, NativeHead
 from outrider.drafters.eagle_reader import DraftWalk, EntryRun
 from outrider.drafters.tree import ScoredTree, TreeGrowth, TreeShape
 from outrider.engine.engine import Engine
@@ -180,16 +180,12 @@ def test_the_likeliest_tokens(context: Context, width: int) -> None:
 
 
 def grown_by_levels(
-    entries: NativeEntries,
-    runs: Sequence[EntryRun],
-    depths: Sequence[int],
-    width: int,
-    min_score: float,
-    ids: list[int],
+    entries: NativeEntries, runs: Sequence[EntryRun], depths: Sequence[int], limits: GrowthLimits, ids: list[int]
 ) -> list[ScoredTree]:
     """Trees along a walk: one pass a level, expanded and reranked in Python."""
-    growths = [TreeGrowth(shape=TreeShape(depth=8, width=width), min_score=min_score) for _ in runs]
-    walk = entries.walk(runs, levels=max(depths), width=width)
+    shape = TreeShape(depth=8, width=limits.width, min_level=limits.min_level)
+    growths = [TreeGrowth(shape=shape, min_score=limits.min_score) for _ in runs]
+    walk = entries.walk(runs, levels=max(depths), width=limits.width)
     above: list[list[int]] = []
     for level in range(max(depths)):
         going = [growth if depth > level else None for growth, depth in zip(growths, depths, strict=True)]
@@ -212,11 +208,18 @@ def grown_by_levels(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("width", "depths", "min_prob"),
-    [(1, (1, 7, 3), 0.0), (3, (3, 3, 3), 0.0), (4, (5, 1, 2), 0.002), (24, (2, 3, 1), 0.0), (2, (4, 4, 4), 0.9)],
+    ("width", "depths", "min_prob", "min_level"),
+    [
+        (1, (1, 7, 3), 0.0, 0.0),
+        (3, (3, 3, 3), 0.0, 0.0),
+        (4, (5, 1, 2), 0.002, 0.0),
+        (24, (2, 3, 1), 0.0, 0.0),
+        (2, (4, 4, 4), 0.9, 0.0),
+        (3, (6, 6, 6), 0.0, 0.05),
+    ],
 )
 def test_trees_grown_in_one_call_equal_those_grown_by_levels(
-    context: Context, precision: Precision, width: int, depths: tuple[int, ...], min_prob: float
+    context: Context, precision: Precision, width: int, depths: tuple[int, ...], min_prob: float, min_level: float
 ) -> None:
     """Candidates, their order, parents and scores, to the last bit; equal logits included."""
     head = tiny_head()
@@ -224,18 +227,21 @@ def test_trees_grown_in_one_call_equal_those_grown_by_levels(
     native = NativeHead(head, precision, context)
     texts = [drawn_taps(head, size, seed=size) for size in (3, 129, 20)]
     min_score = math.log(min_prob) if min_prob else -math.inf
+    limits = GrowthLimits(width=width, min_score=min_score, min_level=min_level)
     found = []
     for is_at_once in (True, False):
         entries = NativeEntries(native)
         runs = [run_of(entries.take_row(), *text, first=5) for text in texts]
         if is_at_once:
-            found.append(entries.grow(runs, depths, width=width, min_score=min_score))
+            found.append(entries.grow(runs, depths, limits))
         else:
             ids = head.target_ids().tolist()
-            found.append(grown_by_levels(entries, runs, depths, width, min_score, ids))
+            found.append(grown_by_levels(entries, runs, depths, limits, ids))
     for mine, expected in zip(*found, strict=True):
         assert mine.tokens == expected.tokens and mine.parents == expected.parents and mine.scores == expected.scores
     assert min_prob > 0.5 or all(tree.tokens for tree in found[0])
+    if min_level:
+        assert all(3 < len(tree.tokens) < 3 + 5 * 9 for tree in found[0]), "some levels are read, and not all"
 
 
 def test_a_head_that_norms_its_outputs_grows_by_levels(target: NativeTarget) -> None:

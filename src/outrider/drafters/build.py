@@ -21,9 +21,10 @@ a head              an EAGLE-3 head trained for the target: its folder, or the n
 anything else       a model with the target's tokens: alias, folder, file or hub id
 ==================  ==================================================================================================
 
-Options follow a colon: ``ngram:max_match=4,min_match=2``. All models and heads take ``depth``, ``width`` and ``num_nodes``,
-any of which makes them draft trees: ``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``,
-``merged:heads/mine:num_nodes=9``; and ``dtype``, the precision of the copy or head: ``self:dtype=int4``.
+Options follow a colon: ``ngram:max_match=4,min_match=2``. All models and heads take ``depth``, ``width``, ``num_nodes`` and
+``min_level`` (:class:`outrider.drafters.tree.TreeShape`), any of which makes them draft trees:
+``self:depth=4,width=3,num_nodes=12``, ``slice:8,width=2``, ``merged:heads/mine:num_nodes=9``; and ``dtype``, the precision of
+the copy or head: ``self:dtype=int4``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ DRAFTERS = ("none", "ngram", "suffix", "self", "slice", "merged", "auto", "rando
 
 _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)", re.DOTALL)
 _SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
-_TREE_OPTIONS = ("depth", "width", "num_nodes")
+_TREE_OPTIONS: Mapping[str, Callable[[str], Any]] = {"depth": int, "width": int, "num_nodes": int, "min_level": float}
+_MERGED_SHAPE = TreeShape(depth=5, width=3, num_nodes=16, min_level=0.25)
+"""Of merged trees. Measured (docs/log.md): a pass of the head for less than a quarter of a token does not pay beside a pass
+of the target of eight times its size."""
 _HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window", "dtype")
 _WITH_ARGUMENT = ("slice", "merged", "auto")
 _RANDOM_WIDTH = 64
@@ -264,7 +268,7 @@ def _make_merged(
             f"drafter {spec!r}: {name or 'nothing'} is not the folder of a head; give merged:HEAD, "
             f"HEAD being a folder that outrider train wrote, or one that came along ({known})"
         )
-    shape = _tree_shape(spec, options, tree) or TreeShape()
+    shape = _tree_shape(spec, options, tree or _MERGED_SHAPE) or _MERGED_SHAPE
     head = _make_head(spec, folder, options, target, name=name, dtype=dtype, tree=shape)
     return MergedDrafter(SuffixDrafter(), head, shape=shape, name=f"merged:{name}")
 
@@ -274,7 +278,9 @@ def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -
     if not given:
         return tree
     shape = tree or TreeShape()
-    return replace(shape, **{name: _number(spec, options, name, int, getattr(shape, name)) for name in given})
+    return replace(
+        shape, **{name: _number(spec, options, name, _TREE_OPTIONS[name], getattr(shape, name)) for name in given}
+    )
 
 
 def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) -> LoadedTarget:

@@ -24,7 +24,7 @@ from outrider.drafters.choice import DraftVocabulary, choose_tokens, largest_pro
 from outrider.drafters.constrain import open_drafts
 from outrider.drafters.eagle_head import EagleHead
 from outrider.drafters.eagle_native import NativeEntries
-from outrider.drafters.eagle_native_head import NativeHead
+from outrider.drafters.eagle_native_head import GrowthLimits, NativeHead
 from outrider.drafters.eagle_pass import EaglePass
 from outrider.drafters.eagle_reader import DraftWalk, EagleReader
 from outrider.drafters.eagle_walk import TorchEntries
@@ -149,7 +149,8 @@ class EagleDrafter:
         if walkers:
             wishes, levels = [requests[index] for index in walkers], [depths[index] for index in walkers]
             if self._can_grow_at_once(wishes):
-                found = self._grow_at_once(wishes, levels, shape.width)
+                limits = GrowthLimits(width=shape.width, min_score=self._min_score, min_level=shape.min_level)
+                found = self._grow_at_once(wishes, levels, limits)
             else:
                 found = self._grow_by_levels(wishes, levels, shape)
             for index, tree in zip(walkers, found, strict=True):
@@ -159,11 +160,13 @@ class EagleDrafter:
     def _can_grow_at_once(self, requests: Sequence[DraftRequest]) -> bool:
         return isinstance(self._entries, NativeEntries) and self._entries.can_grow and _takes_best(requests)
 
-    def _grow_at_once(self, requests: Sequence[DraftRequest], depths: Sequence[int], width: int) -> list[ScoredTree]:
+    def _grow_at_once(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int], limits: GrowthLimits
+    ) -> list[ScoredTree]:
         """Where the head's own estimates decide alone, the kernels need nobody between the levels."""
         assert isinstance(self._entries, NativeEntries)
         runs = self._reader.take_runs([(request.sequence, request.tokens) for request in requests])
-        return self._entries.grow(runs, depths, width=width, min_score=self._min_score)
+        return self._entries.grow(runs, depths, limits)
 
     def _grow_by_levels(
         self, requests: Sequence[DraftRequest], depths: Sequence[int], shape: TreeShape
@@ -236,7 +239,8 @@ class EagleDrafter:
         chains: list[list[int]] = [[] for _ in requests]
         if walkers and self._can_grow_at_once(requests):
             depths = [budgets[index] for index in walkers]
-            found = self._grow_at_once([requests[index] for index in walkers], depths, 1)
+            limits = GrowthLimits(width=1, min_score=self._min_score)
+            found = self._grow_at_once([requests[index] for index in walkers], depths, limits)
             for index, tree in zip(walkers, found, strict=True):
                 chains[index] = list(tree.tokens)
             return [self._chain(chain, ()) for chain in chains]

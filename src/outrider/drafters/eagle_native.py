@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.native import NativeCache
-from outrider.drafters.eagle_native_head import HeadRows, NativeHead, Ranked
+from outrider.drafters.eagle_native_head import GrowthLimits, HeadRows, NativeHead, Ranked
 from outrider.drafters.eagle_reader import EntryRun
 from outrider.drafters.tree import ScoredTree
 from outrider.native.library import CGrowth, CSegment
@@ -68,9 +68,7 @@ class NativeEntries:
         """True if :meth:`grow` can be asked: it knows no norm between the levels."""
         return self._head.is_feedback_plain
 
-    def grow(
-        self, runs: Sequence[EntryRun], depths: Sequence[int], *, width: int, min_score: float
-    ) -> list[ScoredTree]:
+    def grow(self, runs: Sequence[EntryRun], depths: Sequence[int], limits: GrowthLimits) -> list[ScoredTree]:
         """Make entries and grow a tree behind the last of each run by the head's own estimates, all levels in one call.
 
         The same candidates as :meth:`outrider.drafters.tree.TreeGrowth.expand_into` finds along a walk.
@@ -78,9 +76,9 @@ class NativeEntries:
         Args:
             runs: one a tree.
             depths: levels of each, at least 1.
-            width: nodes expanded on a level, and children of each.
-            min_score: candidates that score less are left out.
+            limits: of all trees.
         """
+        width = limits.width
         rows = self._rows(runs, logit_rows=_last_rows(runs), room=max(depths) * width)
         trees = (CGrowth * len(runs))()
         found = []
@@ -92,7 +90,7 @@ class NativeEntries:
             tree.tokens, tree.parents = ctypes.addressof(tokens), ctypes.addressof(parents)
             tree.scores = ctypes.addressof(scores)
             found.append((tokens, parents, scores))
-        self._head.grow(rows, trees, width=width, min_score=min_score)
+        self._head.grow(rows, trees, limits=limits)
         sizes = [tree.num_candidates for tree in trees]
         return [
             ScoredTree(tokens[:size], parents[:size], scores[:size])

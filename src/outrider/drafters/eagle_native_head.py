@@ -10,6 +10,7 @@ int8 products are split in two (``rows.h``): the stream of a head is not rotated
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ from outrider.models.native_weights import (
 from outrider.native.library import CForest, CGrowth, CLayer, CModel, Context, CPass, CSegment
 from outrider.native.packing import Arena, padded
 
-__all__ = ["HeadRows", "NativeHead", "Ranked"]
+__all__ = ["GrowthLimits", "HeadRows", "NativeHead", "Ranked"]
 
 _STREAM = 64
 """What the stream's width is padded to."""
@@ -59,6 +60,21 @@ class HeadRows:
     positions: Sequence[int]
     segments: ctypes.Array[CSegment]
     logit_rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthLimits:
+    """How trees grow.
+
+    Attributes:
+        width: nodes expanded on a level, and children of each.
+        min_score: candidates that score less are left out.
+        min_level: see :class:`outrider.drafters.tree.TreeShape`.
+    """
+
+    width: int
+    min_score: float = -math.inf
+    min_level: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,26 +174,25 @@ class NativeHead:
         self._context.run(self._model_for(max(rows.positions) + 1), call.rows)
         return call.ranked
 
-    def grow(self, rows: HeadRows, trees: ctypes.Array[CGrowth], *, width: int, min_score: float) -> None:
+    def grow(self, rows: HeadRows, trees: ctypes.Array[CGrowth], *, limits: GrowthLimits) -> None:
         """Run a pass over entries, one logit row a tree, and fill the trees behind them; levels are read as they grow.
 
         Args:
             rows: taps.
             trees: with room for their candidates.
-            width: nodes expanded on a level, and children of each.
-            min_score: candidates that score less are left out.
+            limits: of all trees.
         """
         assert self.is_feedback_plain, "the outputs are normed between the levels"
-        call = _Call(
-            self.config, rows, self._room_for_logits(len(trees) * width), width, most_ranked=len(trees) * width
-        )
+        width, most_rows = limits.width, len(trees) * limits.width
+        call = _Call(self.config, rows, self._room_for_logits(most_rows), width, most_ranked=most_rows)
         furthest = max(tree.position + tree.depth for tree in trees)
         forest = CForest(
             num_trees=len(trees),
             width=width,
             trees=ctypes.addressof(trees),
             target_ids=self._target_ids_U.data_ptr(),
-            min_score=min_score,
+            min_score=limits.min_score,
+            min_level=limits.min_level,
         )
         self._context.grow(self._model_for(max(*rows.positions, furthest) + 1), call.rows, forest)
 

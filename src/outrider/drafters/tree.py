@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class TreeShape:
         depth: levels below the root.
         width: nodes expanded on a level, and children proposed by each.
         num_nodes: draft nodes of the finished tree; the root is not one.
+        min_level: the nodes to be expanded must be kept with at least this probability, all together, or the tree ends
+            there: a pass of the draft model for less is not worth its time. 0 reads all levels.
 
     Raises:
         ConfigError: a value out of range.
@@ -37,12 +39,15 @@ class TreeShape:
     depth: int = 5
     width: int = 4
     num_nodes: int = 16
+    min_level: float = 0.0
 
     def __post_init__(self) -> None:
         for name, most in (("depth", 128), ("width", 64), ("num_nodes", 1024)):
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise ConfigError(f"tree option {name} {value} is not possible; allowed: 1 to {most}")
+        if not 0 <= self.min_level <= 1:
+            raise ConfigError(f"tree option min_level {self.min_level} is not possible; allowed: 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class TreeGrowth:
                     self.parents.append(parent)
                     self.scores.append(base + logprob)
         self.frontier = _best(self.scores, range(first, len(self.tokens)), self.shape.width)
+        if self.shape.min_level and sum(exp(self.scores[node]) for node in self.frontier) < self.shape.min_level:
+            self.frontier = []
 
     def path(self, node: int) -> tuple[int, ...]:
         """Draft tokens from the root to a candidate, its own included; none for ``ROOT``."""

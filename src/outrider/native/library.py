@@ -175,6 +175,7 @@ class CForest(Structure):
         ("trees", c_void_p),
         ("target_ids", c_void_p),
         ("min_score", c_double),
+        ("min_level", c_double),
     ]
 
 

@@ -123,6 +123,7 @@ struct OutriderForest {
     OutriderGrowth* trees;
     const int64_t* target_ids;  // [vocab_size] of the head's own ids
     double min_score;  // candidates that score less are left out
+    double min_level;  // a tree ends where the nodes to be expanded score less, all together
 };
 
 enum { MOST_DRAWN = 32 };  // candidates of a row's draw

@@ -3,7 +3,7 @@
 // The reference is outrider/drafters/tree.py with a walk of outrider/drafters/eagle_native.py; both give the same trees.
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <mutex>
 #include <vector>
 
@@ -108,12 +108,22 @@ class Forest {
                 }
             }
             growing.above = growing.frontier;
-            growing.frontier.clear();
-            for (int32_t node = first; node < tree.num_candidates; node++) growing.frontier.push_back(node);
-            std::stable_sort(growing.frontier.begin(), growing.frontier.end(),
-                             [&](int32_t a, int32_t b) { return tree.scores[a] > tree.scores[b]; });
-            if ((int32_t)growing.frontier.size() > forest_.width) growing.frontier.resize(forest_.width);
+            choose_frontier(growing, first);
         }
+    }
+
+    // The best of the candidates from `first` on, or none of them if they are not worth a pass.
+    void choose_frontier(Growing& growing, int32_t first) const {
+        const OutriderGrowth& tree = *growing.tree;
+        std::vector<int32_t>& frontier = growing.frontier;
+        frontier.clear();
+        for (int32_t node = first; node < tree.num_candidates; node++) frontier.push_back(node);
+        std::stable_sort(frontier.begin(), frontier.end(),
+                         [&](int32_t a, int32_t b) { return tree.scores[a] > tree.scores[b]; });
+        if ((int32_t)frontier.size() > forest_.width) frontier.resize(forest_.width);
+        double kept = 0;
+        for (int32_t node : frontier) kept += std::exp(tree.scores[node]);
+        if (kept < forest_.min_level) frontier.clear();
     }
 
     OutriderContext& context_;
