@@ -13,10 +13,11 @@ from outrider.engine import idle
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, RowCosts
 from outrider.engine.engine import Engine
+from outrider.engine.taps import hand_over
 from outrider.models.base import ForwardResult, PackedRows
 from outrider.models.table import TableModel
 from outrider.sampling.params import SamplingParams
-from outrider.types import Proposal
+from outrider.types import Proposal, Verdict
 from tests.engine.support import Scripted, oracle, random_chains, random_trees, right_trees, table_model
 
 PROMPTS = [[1], [2, 3], [4, 5, 6, 0, 1], [3, 3, 3]]
@@ -81,6 +82,41 @@ def test_a_reused_prefix_has_no_taps() -> None:
     engine.generate([[1, 2, 3, *first.token_ids, 4]], params)
     assert listener.first == {0: 0, 1: 22}
     assert listener.seen > 4
+
+
+class Hearing:
+    """Keeps what it is handed."""
+
+    name, taps = "hearing", (5, 2)
+
+    def __init__(self) -> None:
+        self.heard: dict[int, tuple[int, Tensor]] = {}
+
+    def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
+        self.heard[sequence] = (start, taps_RD)
+
+
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_only_rows_of_those_who_listen_are_held(has_drafts: bool) -> None:
+    """A view of the pass's own rows would keep a whole prompt in memory, or all of a batch for one of it."""
+    tokens = [(1, 2, 3), (4, 5), (6,), tuple(range(100))] if has_drafts else [(1,), (4,), (6,), tuple(range(100))]
+    rows = PackedRows.pack(tokens, slots=range(4), starts=[7, 9, 30, 0], device=torch.device("cpu"))
+    taps = {layer: layer * 1000.0 + torch.arange(len(rows.tokens_R)).unsqueeze(1) for layer in Hearing.taps}
+    verdicts = [Verdict(path=(0,) if has_drafts else (), next_token=0)] + [Verdict(path=(), next_token=0)] * 3
+    for keys, held in ([10, 11, 12], 3 + has_drafts), ([10, None, 12], 2 + has_drafts), ([None, 11, None], 1):
+        drafter = Hearing()
+        hand_over(drafter, keys, rows, verdicts, taps)  # type: ignore[arg-type]
+        assert {key: start for key, (start, _) in drafter.heard.items()} == {
+            key: start for key, start in zip(keys, (7, 9, 30), strict=True) if key is not None
+        }
+        for key, (_, taps_RD) in drafter.heard.items():
+            first = rows.segments[key - 10].start
+            kept = [first, first + 1] if has_drafts and key == 10 else [first]
+            assert taps_RD.tolist() == [[5000.0 + row, 2000.0 + row] for row in kept]
+            assert taps_RD.untyped_storage().nbytes() == held * 2 * 4
+    nobody = Hearing()
+    hand_over(nobody, [None] * 3, rows, verdicts, taps)  # type: ignore[arg-type]
+    assert not nobody.heard
 
 
 class Patient(Listener):

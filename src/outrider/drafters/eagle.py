@@ -99,7 +99,6 @@ class EagleDrafter:
         """A sequence begins; its prompt's taps follow."""
         self._reader.open(sequence)
 
-    @torch.inference_mode()
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Hidden states of committed tokens; see :class:`outrider.drafters.base.TapDrafter`."""
         self._reader.absorb(sequence, start, taps_RD)

@@ -155,14 +155,17 @@ class EagleReader:
         Those older than the window are dropped, and those past this sequence's share of ``RING_BYTES``: who was idle for
         long drafts from what is left.
         """
-        text = self._texts[sequence]
+        text, size = self._texts[sequence], taps_RD.shape[0]
         assert start >= text.end, (start, text.end)
         if start > text.end:
             text.waiting, text.num_waiting = deque(), 0
         text.waiting.append(taps_RD)
-        text.num_waiting += len(taps_RD)
-        text.end = start + len(taps_RD)
-        row_bytes = taps_RD.shape[1] * taps_RD.element_size()
+        text.num_waiting += size
+        text.end = start + size
+        if text.num_waiting > min(self._window, RING_LEAST):
+            self._drop_old(text, taps_RD.shape[1] * taps_RD.element_size())
+
+    def _drop_old(self, text: _Text, row_bytes: int) -> None:
         most = min(self._window, max(RING_LEAST, RING_BYTES // (row_bytes * len(self._texts))))
         while text.num_waiting - len(text.waiting[0]) >= most:
             text.num_waiting -= len(text.waiting.popleft())

@@ -89,10 +89,13 @@ class TapPortfolio(Portfolio):
 
     def absorb(self, sequence: int, start: int, taps_RD: Tensor) -> None:
         """Hand each reader its own taps."""
-        parts = dict(zip(self.taps, taps_RD.chunk(len(self.taps), dim=1), strict=True))
         for reader in self._readers:
-            own_RD = taps_RD if reader.taps == self.taps else torch.cat([parts[tap] for tap in reader.taps], dim=1)
-            reader.absorb(sequence, start, own_RD)
+            reader.absorb(sequence, start, taps_RD if reader.taps == self.taps else self._part(reader.taps, taps_RD))
+
+    def _part(self, layers: Sequence[int], taps_RD: Tensor) -> Tensor:
+        """Some layers' columns of all."""
+        parts = dict(zip(self.taps, taps_RD.chunk(len(self.taps), dim=1), strict=True))
+        return torch.cat([parts[layer] for layer in layers], dim=1)
 
 
 def portfolio_of(members: Sequence[Drafter], *, name: str) -> Portfolio:

@@ -80,11 +80,10 @@ def decode_step(
     committed = commit(drafter, everybody, proposals, judged)
     for sequence, base, verdict, tokens in zip(sequences, bases, judged.verdicts, committed, strict=False):
         cache.keep(sequence.slot, base=base, path=(0, *(node + 1 for node in verdict.path[: len(tokens)])))
-    texts, parts = rows.segments[: len(sequences)], rows.segments[len(sequences) :]
+    parts = rows.segments[len(sequences) :]
     if any(listeners):
         keys = [s.key if listens else None for s, listens in zip(sequences, listeners, strict=True)]
-        verdicts = judged.verdicts[: len(sequences)]
-        hand_over(drafter, keys, replace(rows, segments=texts), verdicts, judged.taps)
+        hand_over(drafter, keys, rows, judged.verdicts, judged.taps)
     teach(drafter, chunks, parts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,

@@ -44,22 +44,31 @@ def hand_over(
     verdicts: Sequence[Verdict],
     taps: Mapping[int, Tensor],
 ) -> None:
-    """Give the drafter the taps of each sequence's kept rows.
+    """Give the drafter the taps of each sequence's kept rows. Every step does so: the rows are taken out all at once.
 
     Args:
         drafter: does nothing unless it is a :class:`TapDrafter`.
         keys: one a sequence; what the drafter knows it by, ``None`` where its hidden states are not kept now.
-        rows: of the pass; the first of each segment is the root.
+        rows: of the pass; the first of each segment is the root, and what lies behind these sequences' is not looked at.
         verdicts: one a sequence.
         taps: of the pass, all rows.
     """
     reader = tap_reader(drafter)
-    if reader is None:
+    heard = [index for index, key in enumerate(keys) if key is not None]
+    if reader is None or not heard:
         return
-    paths = [(0, *(node + 1 for node in verdict.path)) for verdict in verdicts]
-    kept = [segment.start + row for segment, path in zip(rows.segments, paths, strict=True) for row in path]
-    kept_RD = joined_taps(taps, reader.taps)[kept]
-    starts = rows.positions_R[[segment.start for segment in rows.segments]].tolist()
-    for key, start, taps_RD in zip(keys, starts, torch.split(kept_RD, [len(path) for path in paths]), strict=True):
-        if key is not None:
-            reader.absorb(key, start, taps_RD)
+    segments = rows.segments
+    paths = [(0, *(node + 1 for node in verdicts[index].path)) for index in heard]
+    kept = [segments[index].start + row for index, path in zip(heard, paths, strict=True) for row in path]
+    taken_RD = _rows_of(taps, reader.taps, kept)
+    positions = rows.positions_R[: segments[heard[-1]].start + 1].tolist()
+    for index, taps_RD in zip(heard, torch.split(taken_RD, [len(path) for path in paths]), strict=True):
+        reader.absorb(cast(int, keys[index]), positions[segments[index].start], taps_RD)
+
+
+def _rows_of(taps: Mapping[int, Tensor], layers: Sequence[int], kept: Sequence[int]) -> Tensor:
+    """Some rows of all taps in memory of their own, so that those of nobody are not held for a neighbour's sake."""
+    if list(kept) == list(range(len(kept))):
+        return torch.cat([taps[layer][: len(kept)] for layer in layers], dim=-1)
+    place_R = torch.tensor(kept, device=taps[layers[0]].device)
+    return torch.cat([taps[layer][place_R] for layer in layers], dim=-1)
