@@ -98,25 +98,23 @@ class Hearing:
 
 @pytest.mark.parametrize("has_drafts", [False, True])
 def test_only_rows_of_those_who_listen_are_held(has_drafts: bool) -> None:
-    """A view of the pass's own rows would keep a whole prompt in memory, or all of a batch for one of it."""
+    """A view of the pass's own rows would keep a whole prompt in memory, or a batch for one sequence of it."""
     tokens = [(1, 2, 3), (4, 5), (6,), tuple(range(100))] if has_drafts else [(1,), (4,), (6,), tuple(range(100))]
     rows = PackedRows.pack(tokens, slots=range(4), starts=[7, 9, 30, 0], device=torch.device("cpu"))
     taps = {layer: layer * 1000.0 + torch.arange(len(rows.tokens_R)).unsqueeze(1) for layer in Hearing.taps}
-    verdicts = [Verdict(path=(0,) if has_drafts else (), next_token=0)] + [Verdict(path=(), next_token=0)] * 3
-    for keys, held in ([10, 11, 12], 3 + has_drafts), ([10, None, 12], 2 + has_drafts), ([None, 11, None], 1):
+    paths = [(1,), (0,), (), ()] if has_drafts else [()] * 4
+    verdicts = [Verdict(path=path, next_token=0) for path in paths]
+    starts = [7, 9, 30]
+    for keys in [10, 11, 12], [10, None, 12], [None, 11, None], [None] * 3:
         drafter = Hearing()
-        hand_over(drafter, keys, rows, verdicts, taps)  # type: ignore[arg-type]
-        assert {key: start for key, (start, _) in drafter.heard.items()} == {
-            key: start for key, start in zip(keys, (7, 9, 30), strict=True) if key is not None
-        }
-        for key, (_, taps_RD) in drafter.heard.items():
+        hand_over(drafter, keys, rows.segments, starts, verdicts, taps)  # type: ignore[arg-type]
+        assert drafter.heard.keys() == {key for key in keys if key is not None}
+        for key, (start, taps_RD) in drafter.heard.items():
             first = rows.segments[key - 10].start
-            kept = [first, first + 1] if has_drafts and key == 10 else [first]
+            kept = [first, *(first + node + 1 for node in verdicts[key - 10].path)]
+            assert start == starts[key - 10]
             assert taps_RD.tolist() == [[5000.0 + row, 2000.0 + row] for row in kept]
-            assert taps_RD.untyped_storage().nbytes() == held * 2 * 4
-    nobody = Hearing()
-    hand_over(nobody, [None] * 3, rows, verdicts, taps)  # type: ignore[arg-type]
-    assert not nobody.heard
+            assert taps_RD.untyped_storage().nbytes() == len(kept) * 2 * 4
 
 
 class Patient(Listener):

@@ -236,8 +236,8 @@ DRAFTERS = (
     Mutant(
         name="taps_of_the_row_before",
         file="engine/taps.py",
-        old="for row in path]",
-        new="for row in (0, *path[:-1])]",
+        old="for row in path]))",
+        new="for row in (0, *path[:-1])]))",
         tests=(f"{TAPS}::test_every_committed_tokens_taps_arrive",),
         why="a feature belongs to the position whose row computed it; one off still drafts, badly",
     ),

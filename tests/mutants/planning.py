@@ -78,7 +78,7 @@ PLANNERS = (
     Mutant(
         name="planner_never_tries_again",
         file="engine/idle.py",
-        old="self.ms = min(held + TRY_SHARE * plain_ms, MOST_PURSE * plain_ms)",
+        old="self.ms = min(held + share * plain_ms, MOST_PURSE * plain_ms)",
         new="self.ms = 0.0",
         tests=(f"{PLANNER}::test_a_change_of_the_text_is_followed",),
         why="a text may turn predictable",

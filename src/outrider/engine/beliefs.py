@@ -250,6 +250,7 @@ class Own:
         last_asked: step at which it was asked (or began); num_asks: how often it was.
         given: chances of its drafts, once they are there, as computed at step ``computed``.
         survivals: the same when it is not yet known whether drafts come; ``hope`` is their sum.
+        is_new: it has not been decided yet whether its hidden states are kept.
         has_lapsed, warm_since: its hidden states are not kept any more; are kept again since a step.
     """
 
@@ -260,6 +261,7 @@ class Own:
     survivals: list[float] = field(default_factory=list)
     computed: int = -1
     hope: float = 0.0
+    is_new: bool = True
     has_lapsed: bool = False
     warm_since: int | None = None
 
@@ -278,14 +280,19 @@ class Evidence:
         self._most = most
         self._own: dict[int, dict[str, Own]] = {}
 
-    def of(self, key: int, name: str) -> Own:
-        """A request's memory of a drafter, its chances not older than :data:`REFRESH` steps."""
+    def own(self, key: int, name: str) -> Own:
+        """A request's memory of a drafter; its chances may be old."""
         each = self._own.get(key)
         if each is None:
             each = self._own[key] = {}
         own = each.get(name)
         if own is None:
             own = each[name] = Own(Belief(seen=self.step), self.step)
+        return own
+
+    def of(self, key: int, name: str) -> Own:
+        """The same, its chances not older than :data:`REFRESH` steps."""
+        own = self.own(key, name)
         if own.computed < 0 or self.step - own.computed >= REFRESH:
             own.belief.fade_to(self.step)
             pooled = self.pooled[name]

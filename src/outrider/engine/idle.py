@@ -6,16 +6,36 @@ from __future__ import annotations
 from outrider.engine.beliefs import Own
 from outrider.engine.planlog import PlanRecord
 
-__all__ = ["FIRST_PURSE", "LAPSE", "MOST_PURSE", "TRY_SHARE", "WARM", "PlainLooks", "Purse", "is_ready", "keeps_taps"]
+__all__ = [
+    "FIRST_PURSE",
+    "HOPELESS",
+    "HOPELESS_SHARE",
+    "LAPSE",
+    "MOST_PURSE",
+    "TRY_SHARE",
+    "USE",
+    "WARM",
+    "Listeners",
+    "PlainLooks",
+    "Purse",
+    "Use",
+    "is_ready",
+]
 
 TRY_SHARE = 0.012
 """Share of the time that may go into trying drafters that do not pay."""
+HOPELESS, HOPELESS_SHARE = 0.05, 0.006
+"""Share of the first drafts that are kept below which no model that is of no use is expected to become so soon, and what may
+go into trying then."""
 FIRST_PURSE, MOST_PURSE = 1.0, 6.0
 """Plain steps' time that the purse holds at first, and at most."""
 PLAIN_AFTER, PLAIN_AT_FIRST = 32, 6
 """Steps with drafts, one behind the other, behind which one without is due; and as long as those have hardly been seen."""
 LAPSE, WARM = 96, 24
 """Steps without an ask after which a sequence's hidden states are not kept any more, and steps of them that a try needs."""
+USE, AFTERMATH = 8, 12
+"""Steps for which a drafter counts as useful after each in which it drafts for more than a try; they add up to ``LAPSE``.
+And steps behind a try of another one in which it is seen whether anything comes of it."""
 
 
 class Purse:
@@ -25,10 +45,11 @@ class Purse:
     def __init__(self) -> None:
         self.ms: float | None = None  # until the first step
 
-    def fill(self, plain_ms: float) -> None:
+    def fill(self, plain_ms: float, *, is_hopeless: bool = False) -> None:
         """A step that takes ``plain_ms`` without drafts begins."""
         held = FIRST_PURSE * plain_ms if self.ms is None else self.ms
-        self.ms = min(held + TRY_SHARE * plain_ms, MOST_PURSE * plain_ms)
+        share = min(HOPELESS_SHARE, TRY_SHARE) if is_hopeless else TRY_SHARE
+        self.ms = min(held + share * plain_ms, MOST_PURSE * plain_ms)
 
     def holds(self, price_ms: float) -> bool:
         """True if so much can be paid."""
@@ -80,10 +101,49 @@ def is_ready(own: Own, step: int) -> bool:
     return True
 
 
-def keeps_taps(own: Own, step: int) -> bool:
-    """Are the hidden states of this step worth keeping?"""
-    if not own.has_lapsed and step - own.last_asked > LAPSE:
-        own.has_lapsed, own.warm_since = True, None
-    if own.warm_since is not None and step - own.warm_since > LAPSE:
-        own.warm_since = None
-    return not own.has_lapsed or own.warm_since is not None
+class Use:
+    """Whether a drafter is of use: does it draft for anybody, but to learn?"""
+
+    def __init__(self) -> None:
+        self._until = LAPSE
+
+    def note(self, step: int) -> None:
+        """It does in this step."""
+        self._until = min(max(self._until, step) + USE, step + LAPSE)
+
+    def is_recent(self, step: int) -> bool:
+        """It did often enough not long ago, or has only begun."""
+        return step <= self._until
+
+
+class Listeners:
+    """Whose hidden states are kept for a drafter that reads them.
+
+    While it is of use, those of everybody who was asked for within ``LAPSE`` steps. Keeping them costs every pass
+    something, so where nobody has any use for the drafter, no more are kept than tries can make something of: those of one
+    new sequence in ``LAPSE`` steps, whose whole text is heard, and those of others for a while around a try.
+    """
+
+    def __init__(self, use: Use) -> None:
+        self._use, self._next_new = use, 0
+
+    def admit(self, own: Own, step: int) -> None:
+        """A sequence begins."""
+        own.is_new = False
+        own.has_lapsed = step < self._next_new and not self._use.is_recent(step)
+        if not own.has_lapsed:
+            self._next_new = step + LAPSE
+
+    def keeps(self, own: Own, step: int) -> bool:
+        """Are the hidden states of this step worth keeping?"""
+        idle_steps = step - own.last_asked
+        if idle_steps > AFTERMATH and not own.has_lapsed and idle_steps > self._patience(own, step):
+            own.has_lapsed, own.warm_since = True, None
+        if own.warm_since is not None and step - own.warm_since > LAPSE:
+            own.warm_since = None
+        return not own.has_lapsed or own.warm_since is not None
+
+    def _patience(self, own: Own, step: int) -> int:
+        if self._use.is_recent(step):
+            return LAPSE
+        return AFTERMATH if own.num_asks else WARM

@@ -27,7 +27,7 @@ from outrider.engine.allocation import Bid, best_prefix, share_depths
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
-from outrider.engine.idle import PlainLooks, Purse, is_ready, keeps_taps
+from outrider.engine.idle import HOPELESS, WARM, Listeners, PlainLooks, Purse, Use, is_ready
 from outrider.engine.plan import NO_ASK, Ask, StepPlan, ask_for
 from outrider.engine.plan_costs import learn_costs, spent_ms, step_so_far
 from outrider.engine.planlog import PlanLog, PlanRecord
@@ -78,7 +78,8 @@ class Planner:
         self._names = [member.name for member in members]
         self.models: dict[str, ModelDrafter] = {m.name: m for m in members if isinstance(m, ModelDrafter)}
         self._lookups = [name for name in self._names if name not in self.models]
-        self._readers = [member.name for member in members if isinstance(member, TapDrafter)]
+        self._uses = {name: Use() for name in self._names}
+        self._listeners = {m.name: Listeners(self._uses[m.name]) for m in members if isinstance(m, TapDrafter)}
         cards = {name: self.models[name].card_rates if name in self.models else () for name in self._names}
         deepest = {name: self.models[name].deepest if name in self.models else self._most for name in self._names}
         self.evidence = Evidence(cards, {name: min(self._most, depth) for name, depth in deepest.items()})
@@ -100,7 +101,7 @@ class Planner:
         context = sum(s.num_tokens for s in sequences) / max(1, size)
         curve = self.costs.passes(size + num_other_rows, is_drafted=False)
         plain_ms = curve[size] + self.costs.around_ms(size, context, is_drafted=False)
-        self._purse.fill(plain_ms)
+        self._purse.fill(plain_ms, is_hopeless=self._is_hopeless())
         plan = StepPlan(
             asks=[NO_ASK] * size,
             gains=[0.0] * size,
@@ -234,15 +235,16 @@ class Planner:
 
     def wants_taps(self, sequence: Plannable) -> bool:
         """False while the hidden states of an idle sequence are not worth keeping."""
-        if not self._readers:
+        if not self._listeners:
             return False
         wishes = sequence.speculation
         if not wishes.enabled or wishes.num_draft_tokens == 0:
             return False
         if self._is_fixed:
             return True
-        owns = [self.evidence.of(sequence.key, name) for name in self._readers]
-        return any(keeps_taps(own, self.evidence.step) for own in owns)
+        step, key = self.evidence.step, sequence.key
+        kept = [each.keeps(self._admitted(key, name), step) for name, each in self._listeners.items()]
+        return True in kept
 
     def snapshot(self) -> dict[str, Any]:
         """Counters, rates and costs, as JSON values, for metrics and pages."""
@@ -255,6 +257,12 @@ class Planner:
             "costs": self.costs.to_json(),
             "last": self.log.records[-1].to_json() if self.log.records else None,
         }
+
+    def _is_hopeless(self) -> bool:
+        """No model is of use, nor is any likely to be soon."""
+        step, pooled = self.evidence.step, self.evidence.pooled
+        hopes = [self._uses[name].is_recent(step) or pooled[name].rates(1)[0] > HOPELESS for name in self.models]
+        return bool(hopes) and not any(hopes)
 
     def _naps(self, sequences: Sequence[Plannable]) -> bool:
         """For a few steps after one in which nobody was worth asking, unless somebody has come or gone."""
@@ -330,33 +338,50 @@ class Planner:
             if plan.caps[index] and not asks[index].depth and sequence.speculation.drafter in (None, name)
         ]
         owns = {index: self.evidence.of(sequences[index].key, name) for index in able}
+        for index in able if name in self._listeners else ():
+            self._admitted(sequences[index].key, name)
         hoped = [index for index in able if owns[index].hope > plan.gains[index]]
         depths: dict[int, int] = {}
         if sum(owns[i].hope - plan.gains[i] for i in hoped) * token_ms > call.fixed + call.level:
-            ready = [index for index in hoped if self._is_ready(name, owns[index])]
-            bids = [self._bid(name, call, plan, sequences[i], owns[i], i, len(proposals[i])) for i in ready]
-            step = step_so_far(
-                self.costs, plan, rows=plan.num_rows, tokens=len(asks) + sum(plan.gains), more=self._most_rows(bids)
-            )
-            depths = dict(zip(ready, share_depths(bids, step, call, margin=MARGIN), strict=True))
+            depths = self._share(name, plan, sequences, proposals, owns, hoped)
+            if [index for index in depths if not self._is_ready(name, owns[index])]:
+                ready = [index for index in hoped if not owns[index].has_lapsed]
+                depths = self._share(name, plan, sequences, proposals, owns, ready)
         for index, depth in depths.items():
-            if depth:
-                asks[index] = Ask(depth, name)
-                plan.tried.discard(index)
-                plan.num_rows += self._rows(name, depth) - len(proposals[index])
-                plan.gains[index] = sum(owns[index].survivals[:depth])
+            asks[index] = Ask(depth, name)
+            plan.tried.discard(index)
+            plan.num_rows += self._rows(name, depth) - len(proposals[index])
+            plan.gains[index] = sum(owns[index].survivals[:depth])
+        if depths:
+            self._uses[name].note(self.evidence.step)
         self._try_model(name, call, plan, sequences, owns, asks)
+
+    def _share(
+        self,
+        name: str,
+        plan: StepPlan,
+        sequences: Sequence[Plannable],
+        proposals: Sequence[Proposal],
+        owns: dict[int, Own],
+        hoped: Sequence[int],
+    ) -> dict[int, int]:
+        """For which of the hoped a drafter is worth asking, and how deep."""
+        call = self.costs.drafts(name)
+        bids = [self._bid(name, call, plan, sequences[i], owns[i], i, len(proposals[i])) for i in hoped]
+        tokens = len(sequences) + sum(plan.gains)
+        step = step_so_far(self.costs, plan, rows=plan.num_rows, tokens=tokens, more=self._most_rows(bids))
+        depths = share_depths(bids, step, call, margin=MARGIN)
+        return {index: depth for index, depth in zip(hoped, depths, strict=True) if depth}
 
     def _bid(
         self, name: str, call: DraftCosts, plan: StepPlan, sequence: Plannable, own: Own, index: int, lost_rows: int
     ) -> Bid:
         model = self.models[name]
-        backlog = model.backlog(sequence.key, sequence.num_tokens)
         return Bid(
             survivals=own.survivals[: plan.caps[index]],
             rows_each=model.nodes_per_level,
             levels=model.levels,
-            entry_ms=call.row * backlog / max(1, min(HORIZON, sequence.most_drafts)),
+            entry_ms=call.row * self._unread(name, sequence, own) / max(1, min(HORIZON, sequence.most_drafts)),
             lost=plan.gains[index],
             lost_rows=lost_rows,
         )
@@ -370,33 +395,48 @@ class Planner:
         owns: dict[int, Own],
         asks: list[Ask],
     ) -> None:
-        """Ask for those that were not asked for longest, as far as the purse goes."""
+        """Ask for those that were not asked for longest, as far as the purse goes.
+
+        Of those whose hidden states must be waited for, no more are listened to than it could pay for.
+        """
         is_called = any(ask.drafter == name for ask in asks)
         opening = 0.0 if is_called else call.fixed + call.level + self._first_draft_ms(plan)
         if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
             return
-        model, token_ms = self.models[name], plan.plain_ms / len(sequences)
-        curve = self.costs.passes(int(plan.num_rows + len(sequences) * self._rows(name, TRY_DEPTH)) + 1)
+        awaited, can_await = 0.0, True
         for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
-            sequence, own, rows = sequences[index], owns[index], int(plan.num_rows)
-            reading = call.row * model.backlog(sequence.key, sequence.num_tokens) + plan.gains[index] * token_ms
-            prices = []
-            for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
-                levels = min(depth, model.levels)
-                cost = opening + call.level * (levels - 1) + call.sequence + call.node * levels
-                cost += curve[min(len(curve) - 1, rows + int(self._rows(name, depth)))] - curve[rows] + reading
-                prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
-            price, depth = min(prices)
-            if not self._purse.holds(price):
-                if opening:
-                    return
+            own = owns[index]
+            if own.has_lapsed and not can_await:
                 continue
-            if self._is_ready(name, own):
+            price, depth = self._price_of_try(name, opening, plan, sequences[index], own, index)
+            if not self._purse.holds(price + awaited * own.has_lapsed):
+                if opening and not own.has_lapsed:
+                    return
+                can_await = can_await and not own.has_lapsed
+            elif self._is_ready(name, own):
                 self._purse.pay(price)
                 asks[index], opening = Ask(depth, name), 0.0
                 plan.gains[index] = sum(own.survivals[:depth])
                 plan.num_rows += self._rows(name, depth)
                 plan.tried.add(index)
+            else:
+                awaited += price
+
+    def _price_of_try(
+        self, name: str, opening: float, plan: StepPlan, sequence: Plannable, own: Own, index: int
+    ) -> tuple[float, int]:
+        """What asking for a sequence costs less what it may gain, at the depth where that is least; and that depth."""
+        model, call, rows = self.models[name], self.costs.drafts(name), int(plan.num_rows)
+        token_ms = plan.plain_ms / len(plan.asks)
+        curve = self.costs.passes(rows + int(self._rows(name, TRY_DEPTH)))
+        reading = call.row * self._unread(name, sequence, own) + plan.gains[index] * token_ms
+        prices = []
+        for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
+            levels = min(depth, model.levels)
+            cost = opening + call.level * (levels - 1) + call.sequence + call.node * levels
+            cost += curve[rows + int(self._rows(name, depth))] - curve[rows] + reading
+            prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
+        return min(prices)
 
     def _first_draft_ms(self, plan: StepPlan) -> float:
         """What it takes that there are any drafts at all, where the step has none so far."""
@@ -406,8 +446,20 @@ class Planner:
         plain, drafted = (self.costs.passes(rows, is_drafted=kind)[rows] for kind in (False, True))
         return max(0.0, drafted - plain)
 
+    def _admitted(self, key: int, name: str) -> Own:
+        """What is known of a model's drafts for a sequence; whether it is listened to has been decided."""
+        own = self.evidence.own(key, name)
+        if own.is_new and name in self._listeners:
+            self._listeners[name].admit(own, self.evidence.step)
+        return own
+
     def _is_ready(self, name: str, own: Own) -> bool:
-        return name not in self._readers or is_ready(own, self.evidence.step)
+        return name not in self._listeners or is_ready(own, self.evidence.step)
+
+    def _unread(self, name: str, sequence: Plannable, own: Own) -> int:
+        """Tokens that a model has to read before it drafts; what was heard before its hidden states lapsed is void."""
+        unread = self.models[name].backlog(sequence.key, sequence.num_tokens)
+        return min(unread, WARM) if own.has_lapsed else unread
 
     @staticmethod
     def _most_rows(bids: Sequence[Bid]) -> float:

@@ -83,7 +83,7 @@ def decode_step(
     parts = rows.segments[len(sequences) :]
     if any(listeners):
         keys = [s.key if listens else None for s, listens in zip(sequences, listeners, strict=True)]
-        hand_over(drafter, keys, rows, judged.verdicts, judged.taps)
+        hand_over(drafter, keys, rows.segments, bases, judged.verdicts, judged.taps)
     teach(drafter, chunks, parts, judged.taps)
     cost = PassCost(
         draft_ms=(drafted - begun) * 1e3,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, TapDrafter
-from outrider.models.base import PackedRows
+from outrider.models.base import Segment
 from outrider.types import Verdict
 
 __all__ = ["hand_over", "joined_taps", "tap_reader", "wanted_taps"]
@@ -40,35 +40,37 @@ def joined_taps(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
 def hand_over(
     drafter: Drafter | None,
     keys: Sequence[int | None],
-    rows: PackedRows,
+    segments: Sequence[Segment],
+    starts: Sequence[int],
     verdicts: Sequence[Verdict],
     taps: Mapping[int, Tensor],
 ) -> None:
-    """Give the drafter the taps of each sequence's kept rows. Every step does so: the rows are taken out all at once.
+    """Give the drafter the taps of each sequence's kept rows.
+
+    Every step of a drafter that is hardly ever asked comes by here, behind a pass that left nothing in the processor's
+    caches: what counts is how few kinds of operations run.
 
     Args:
         drafter: does nothing unless it is a :class:`TapDrafter`.
         keys: one a sequence; what the drafter knows it by, ``None`` where its hidden states are not kept now.
-        rows: of the pass; the first of each segment is the root, and what lies behind these sequences' is not looked at.
+        segments: rows of the pass, those of these sequences first; the first row of each is the root.
+        starts: position of each sequence's root.
         verdicts: one a sequence.
         taps: of the pass, all rows.
     """
     reader = tap_reader(drafter)
-    heard = [index for index, key in enumerate(keys) if key is not None]
-    if reader is None or not heard:
+    if reader is None:
         return
-    segments = rows.segments
-    paths = [(0, *(node + 1 for node in verdicts[index].path)) for index in heard]
-    kept = [segments[index].start + row for index, path in zip(heard, paths, strict=True) for row in path]
-    taken_RD = _rows_of(taps, reader.taps, kept)
-    positions = rows.positions_R[: segments[heard[-1]].start + 1].tolist()
-    for index, taps_RD in zip(heard, torch.split(taken_RD, [len(path) for path in paths]), strict=True):
-        reader.absorb(cast(int, keys[index]), positions[segments[index].start], taps_RD)
+    layers = [taps[layer] for layer in reader.taps]
+    for key, segment, start, verdict in zip(keys, segments, starts, verdicts, strict=False):
+        if key is not None:
+            path = (0, *(node + 1 for node in verdict.path))
+            reader.absorb(key, start, _rows_of(layers, [segment.start + row for row in path]))
 
 
-def _rows_of(taps: Mapping[int, Tensor], layers: Sequence[int], kept: Sequence[int]) -> Tensor:
-    """Some rows of all taps in memory of their own, so that those of nobody are not held for a neighbour's sake."""
-    if list(kept) == list(range(len(kept))):
-        return torch.cat([taps[layer][: len(kept)] for layer in layers], dim=-1)
-    place_R = torch.tensor(kept, device=taps[layers[0]].device)
-    return torch.cat([taps[layer][place_R] for layer in layers], dim=-1)
+def _rows_of(layers: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+    """Some rows of all taps, copied: a view would keep those of the whole pass in memory."""
+    first, end = rows[0], rows[-1] + 1
+    if end - first == len(rows):
+        return torch.cat([taps_RD[first:end] for taps_RD in layers], dim=-1)
+    return torch.cat([taps_RD[first:end] for taps_RD in layers], dim=-1)[[row - first for row in rows]]
