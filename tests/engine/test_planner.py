@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from outrider.engine.beliefs import Belief, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, RowCosts
-from outrider.engine.idle import LAPSE, TRY_SHARE, WARM
-from outrider.engine.planner import NAP, Planner
+from outrider.engine.idle import AFTERMATH, HOPELESS_SHARE, LAPSE, TRY_SHARE, USE, WARM, Listeners, Use
+from outrider.engine.plan import StepPlan
+from outrider.engine.planner import NAP, Plannable, Planner
 from outrider.engine.speculation import SpeculationParams
 from outrider.types import NO_DRAFT, Proposal, StepReport
 from tests.engine.simulation import (
@@ -351,6 +354,115 @@ def test_hidden_states_of_the_long_idle_lapse_and_are_warmed_up_before_a_try() -
         assert planner.wants_taps(sequence), "kept again"
         waited += 1
     assert WARM <= waited <= WARM + 2 * NAP
+
+
+class Hearing(Planner):
+    """Counts in each step whose hidden states are kept, and of those the new ones'."""
+
+    def __init__(self, table: CostTable = TABLE, **model: object) -> None:
+        super().__init__(EngineConfig(), table, [FakeReader(**model)])  # type: ignore[list-item, arg-type]
+        self.heard: list[int] = []
+        self.known: set[int] = set()
+        self.num_new: list[int] = []
+
+    def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
+        keys = {sequence.key for sequence in sequences if self.wants_taps(sequence)}
+        self.heard.append(len(keys))
+        self.num_new.append(len(keys - self.known))
+        self.known |= {sequence.key for sequence in sequences}
+        return super().prune(plan, sequences, proposals)
+
+
+def test_of_a_drafter_that_nobody_has_any_use_for_few_are_listened_to() -> None:
+    planner = Hearing()
+    simulate(planner, batch=32, steps=1200, chance=lambda now, row: 0.0)
+    late = planner.heard[2 * LAPSE :]
+    assert max(planner.heard[:USE]) == 32, "it has yet to show what it is good for"
+    assert sum(late) / len(late) <= 8
+    assert 1 <= sum(planner.num_new[2 * LAPSE :]) <= len(late) / LAPSE + 1, "one of the new ones, now and then"
+    assert planner.log.counters.tries > 10, "it must be tried now and then"
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_when_drafts_come_true_again_everybody_is_listened_to(batch: int) -> None:
+    planner, change = Hearing(), 800
+    simulate(planner, batch=batch, steps=2 * change, chance=lambda now, row: 0.0 if now < change else 0.9, length=100)
+    assert batch == 1 or sum(planner.heard[change - 100 : change]) < 100 * batch * 0.8
+    assert planner.heard[-100:] == [batch] * 100
+
+
+def test_sequences_that_would_not_be_asked_are_not_listened_to_for_it() -> None:
+    """Much is hoped of all together, though too little of each for a full pass."""
+    planner = Hearing(CostTable(passes=CURVE, drafts={"head": DraftCosts(level=0.5)}), card_rates=(0.2,))
+    planner._purse.ms = -1e9
+    batch = [Running(key=key) for key in range(32)]
+    for _ in range(3 * LAPSE):
+        plan = planner.open(batch)
+        assert not planner.ask_models(plan, batch, [NO_DRAFT] * 32)
+        planner.prune(plan, batch, [NO_DRAFT] * 32)
+    assert planner.heard[-1] == 0
+
+
+@pytest.mark.parametrize(("num_steps_held", "most"), [(0.5, 4), (1.5, 12)])
+def test_no_more_wait_for_a_try_than_the_purse_can_pay_for(num_steps_held: float, most: int) -> None:
+    planner = Hearing(CostTable(passes=CURVE, drafts={"head": DraftCosts(fixed=2.0, sequence=1.0)}), card_rates=(0.0,))
+    planner._purse.ms = -1e9
+    batch = [Running(key=key) for key in range(32)]
+    for now in range(LAPSE + 20):
+        if now == LAPSE + 10:
+            planner._purse.ms, planner._nap_until = num_steps_held * CURVE(32), 0
+        plan = planner.open(batch)
+        planner.ask_models(plan, batch, [NO_DRAFT] * 32)
+        planner.prune(plan, batch, [NO_DRAFT] * 32)
+    assert 1 <= planner.heard[-1] <= most
+
+
+def test_a_hopeless_drafter_is_tried_for_less() -> None:
+    found = simulate(make_planner(), batch=32, steps=2000, chance=lambda now, row: 0.0)
+    assert 1 - found.speed / fixed_speed(32, 0, 0.0) <= HOPELESS_SHARE + 0.003
+    assert HOPELESS_SHARE + 0.003 < TRY_SHARE
+
+
+def test_what_was_heard_before_a_lapse_is_not_in_the_price() -> None:
+    """Hidden states of a long prompt are void behind a gap: a try reads what it was warmed up with."""
+    dear = CostTable(passes=CURVE, drafts={"head": DraftCosts(fixed=0.2, level=0.5, row=0.05)})
+    planner = Hearing(dear, card_rates=(0.0,), unread=100_000)
+    sequence, steps = Running(), LAPSE + WARM + 200
+    tried = 0
+    for _ in range(steps):
+        plan = planner.open([sequence])
+        tried += bool(planner.ask_models(plan, [sequence], [NO_DRAFT]))
+        planner.prune(plan, [sequence], [NO_DRAFT])
+    assert tried
+
+
+def test_new_sequences_are_listened_to_while_there_is_use_for_it() -> None:
+    use, now = Use(), LAPSE + 1
+    listeners = Listeners(use)
+
+    def is_heard(step: int) -> bool:
+        own = Own(Belief(), step)
+        listeners.admit(own, step)
+        return listeners.keeps(own, step)
+
+    assert [is_heard(step) for step in (1, 2, LAPSE)] == [True] * 3, "at first"
+    assert [is_heard(now + later) for later in (0, 50, LAPSE - 2, LAPSE - 1, LAPSE)] == [False] * 3 + [True, False]
+    later = 3 * LAPSE
+    use.note(later)
+    assert use.is_recent(later + USE) and not use.is_recent(later + USE + 1), "once is not much"
+    assert is_heard(later + 1) and is_heard(later + 2)
+    for now in range(later, later + 50):
+        use.note(now)
+    assert use.is_recent(later + 49 + LAPSE) and not use.is_recent(later + 50 + LAPSE)
+
+
+def test_a_try_that_fails_is_listened_to_no_longer_than_it_takes_to_see_it() -> None:
+    use = Use()
+    listeners, step = Listeners(use), 2 * LAPSE
+    tried = Own(Belief(), step, num_asks=1, is_new=False)
+    kept = [listeners.keeps(tried, step + later) for later in range(WARM)]
+    assert kept == [later <= AFTERMATH for later in range(WARM)]
+    assert AFTERMATH > NAP, "the planner looks again behind a nap"
 
 
 def test_reading_what_was_missed_is_part_of_the_price() -> None:
