@@ -11,7 +11,7 @@ import pytest
 from outrider.engine.beliefs import Belief, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, RowCosts
-from outrider.engine.idle import AFTERMATH, HOPELESS_SHARE, LAPSE, TRY_SHARE, USE, WARM, Listeners, Use
+from outrider.engine.idle import HOPELESS_SHARE, LAPSE, TRY_SHARE, USE, WARM, Listeners, Use
 from outrider.engine.plan import StepPlan
 from outrider.engine.planner import NAP, Plannable, Planner
 from outrider.engine.speculation import SpeculationParams
@@ -456,13 +456,24 @@ def test_new_sequences_are_listened_to_while_there_is_use_for_it() -> None:
     assert use.is_recent(later + 49 + LAPSE) and not use.is_recent(later + 50 + LAPSE)
 
 
-def test_a_try_that_fails_is_listened_to_no_longer_than_it_takes_to_see_it() -> None:
-    use = Use()
-    listeners, step = Listeners(use), 2 * LAPSE
-    tried = Own(Belief(), step, num_asks=1, is_new=False)
-    kept = [listeners.keeps(tried, step + later) for later in range(WARM)]
-    assert kept == [later <= AFTERMATH for later in range(WARM)]
-    assert AFTERMATH > NAP, "the planner looks again behind a nap"
+@pytest.mark.parametrize(("accepted", "heard"), [(0, False), (1, True)])
+def test_whoever_was_tried_is_listened_to_if_anything_came_of_it(accepted: int, heard: bool) -> None:
+    """Where nobody else has any use for the drafter."""
+    planner, sequence = Hearing(card_rates=(0.0,)), Running()
+    planner._purse.ms = -1e9
+    for _ in range(2 * LAPSE):
+        planner.open([sequence])
+        planner.wants_taps(sequence)
+    planner._purse.ms, planner._nap_until, asks = 30.0, 0, []
+    while not asks:
+        plan = planner.open([sequence])
+        asks = planner.ask_models(plan, [sequence], [NO_DRAFT])
+    assert planner.wants_taps(sequence) and plan.tried
+    plan.asks, planner._purse.ms = asks, -1e9
+    report = step(1, accepted, rows=2)
+    planner.learn(plan, [sequence], [Proposal.chain([1], drafter="head")], [report])
+    planner.open([sequence])
+    assert planner.wants_taps(sequence) is heard
 
 
 def test_reading_what_was_missed_is_part_of_the_price() -> None:

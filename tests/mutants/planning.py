@@ -203,4 +203,12 @@ PLANNERS = (
         tests=(f"{PLANNER}::test_what_was_heard_before_a_lapse_is_not_in_the_price",),
         why="behind a long prompt nothing would ever be tried again",
     ),
+    Mutant(
+        name="whoever_was_tried_in_vain_is_listened_to",
+        file="engine/idle.py",
+        old="        own.has_lapsed = own.has_lapsed or not self._use.is_recent(step)\n",
+        new="",
+        tests=(f"{PLANNER}::test_whoever_was_tried_is_listened_to_if_anything_came_of_it",),
+        why="the next try of this sequence is far away",
+    ),
 )

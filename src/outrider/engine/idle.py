@@ -33,9 +33,8 @@ PLAIN_AFTER, PLAIN_AT_FIRST = 32, 6
 """Steps with drafts, one behind the other, behind which one without is due; and as long as those have hardly been seen."""
 LAPSE, WARM = 96, 24
 """Steps without an ask after which a sequence's hidden states are not kept any more, and steps of them that a try needs."""
-USE, AFTERMATH = 8, 12
-"""Steps for which a drafter counts as useful after each in which it drafts for more than a try; they add up to ``LAPSE``.
-And steps behind a try of another one in which it is seen whether anything comes of it."""
+USE = 8
+"""Steps for which a drafter is of use after each in which it drafts for more than a try; they add up to ``LAPSE``."""
 
 
 class Purse:
@@ -121,7 +120,7 @@ class Listeners:
 
     While it is of use, those of everybody who was asked for within ``LAPSE`` steps. Keeping them costs every pass
     something, so where nobody has any use for the drafter, no more are kept than tries can make something of: those of one
-    new sequence in ``LAPSE`` steps, whose whole text is heard, and those of others for a while around a try.
+    new sequence in ``LAPSE`` steps, whose whole text is heard, and those of others for ``WARM`` steps ahead of a try.
     """
 
     def __init__(self, use: Use) -> None:
@@ -134,16 +133,17 @@ class Listeners:
         if not own.has_lapsed:
             self._next_new = step + LAPSE
 
+    def note_failure(self, own: Own, step: int) -> None:
+        """Nothing of a try was kept."""
+        own.has_lapsed = own.has_lapsed or not self._use.is_recent(step)
+
     def keeps(self, own: Own, step: int) -> bool:
         """Are the hidden states of this step worth keeping?"""
-        idle_steps = step - own.last_asked
-        if idle_steps > AFTERMATH and not own.has_lapsed and idle_steps > self._patience(own, step):
+        if not own.has_lapsed:
+            idle_steps = step - own.last_asked
+            if idle_steps <= WARM or (idle_steps <= LAPSE and self._use.is_recent(step)):
+                return True
             own.has_lapsed, own.warm_since = True, None
         if own.warm_since is not None and step - own.warm_since > LAPSE:
             own.warm_since = None
-        return not own.has_lapsed or own.warm_since is not None
-
-    def _patience(self, own: Own, step: int) -> int:
-        if self._use.is_recent(step):
-            return LAPSE
-        return AFTERMATH if own.num_asks else WARM
+        return own.warm_since is not None

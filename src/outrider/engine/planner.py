@@ -207,6 +207,8 @@ class Planner:
             if ask.depth and proposal.drafter != FORCED:
                 key, is_try = sequences[index].key, index in plan.tried
                 self.evidence.learn(key, ask.drafter, proposal, report, is_try=is_try)
+                if is_try and not report.accepted and ask.drafter in self._listeners:
+                    self._listeners[ask.drafter].note_failure(self.evidence.own(key, ask.drafter), self.evidence.step)
                 asked[ask.drafter] = asked.get(ask.drafter, 0) + 1
         for index, name in plan.silent:
             self.evidence.learn(sequences[index].key, name, Proposal(), reports[index])
@@ -243,8 +245,10 @@ class Planner:
         if self._is_fixed:
             return True
         step, key = self.evidence.step, sequence.key
-        kept = [each.keeps(self._admitted(key, name), step) for name, each in self._listeners.items()]
-        return True in kept
+        is_wanted = False
+        for name, listeners in self._listeners.items():
+            is_wanted |= listeners.keeps(self._admitted(key, name), step)
+        return is_wanted
 
     def snapshot(self) -> dict[str, Any]:
         """Counters, rates and costs, as JSON values, for metrics and pages."""
