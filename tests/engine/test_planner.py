@@ -12,8 +12,8 @@ from outrider.engine.beliefs import Belief, Own
 from outrider.engine.config import EngineConfig
 from outrider.engine.costs import CostTable, DraftCosts, RowCosts
 from outrider.engine.idle import HOPELESS_SHARE, LAPSE, TRY_SHARE, USE, WARM, Listeners, Use
-from outrider.engine.plan import StepPlan
-from outrider.engine.planner import NAP, Plannable, Planner
+from outrider.engine.plan import Plannable, StepPlan
+from outrider.engine.planner import NAP, Planner
 from outrider.engine.speculation import SpeculationParams
 from outrider.types import NO_DRAFT, Proposal, StepReport
 from tests.engine.simulation import (

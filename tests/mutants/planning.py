@@ -173,7 +173,7 @@ PLANNERS = (
     ),
     Mutant(
         name="all_wait_for_a_try_that_the_purse_pays_for_one",
-        file="engine/planner.py",
+        file="engine/model_asks.py",
         old="                awaited += price\n",
         new="                awaited += 0.0\n",
         tests=(f"{PLANNER}::test_no_more_wait_for_a_try_than_the_purse_can_pay_for",),
@@ -181,7 +181,7 @@ PLANNERS = (
     ),
     Mutant(
         name="the_hoped_for_listen_though_they_are_not_asked",
-        file="engine/planner.py",
+        file="engine/model_asks.py",
         old="for index in depths if not self._is_ready(",
         new="for index in hoped if not self._is_ready(",
         tests=(f"{PLANNER}::test_sequences_that_would_not_be_asked_are_not_listened_to_for_it",),
@@ -197,7 +197,7 @@ PLANNERS = (
     ),
     Mutant(
         name="a_prompt_that_was_forgotten_is_in_the_price",
-        file="engine/planner.py",
+        file="engine/model_asks.py",
         old="return min(unread, WARM) if own.has_lapsed else unread",
         new="return unread",
         tests=(f"{PLANNER}::test_what_was_heard_before_a_lapse_is_not_in_the_price",),

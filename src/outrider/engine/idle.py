@@ -127,7 +127,9 @@ class Listeners:
         self._use, self._next_new = use, 0
 
     def admit(self, own: Own, step: int) -> None:
-        """A sequence begins."""
+        """Decide about a sequence that begins; nothing where that was done."""
+        if not own.is_new:
+            return
         own.is_new = False
         own.has_lapsed = step < self._next_new and not self._use.is_recent(step)
         if not own.has_lapsed:
@@ -139,6 +141,7 @@ class Listeners:
 
     def keeps(self, own: Own, step: int) -> bool:
         """Are the hidden states of this step worth keeping?"""
+        self.admit(own, step)
         if not own.has_lapsed:
             idle_steps = step - own.last_asked
             if idle_steps <= WARM or (idle_steps <= LAPSE and self._use.is_recent(step)):

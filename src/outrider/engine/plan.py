@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Protocol
 
-__all__ = ["NO_ASK", "Ask", "Call", "StepPlan", "ask_for"]
+from outrider.engine.speculation import SpeculationParams
+
+__all__ = ["NO_ASK", "Ask", "Call", "Plannable", "StepPlan", "ask_for"]
+
+
+class Plannable(Protocol):
+    """What the planner reads of a running sequence; :class:`outrider.engine.sequence.LiveSequence` is one."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def most_drafts(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def speculation(self) -> SpeculationParams: ...
 
 
 @dataclass(frozen=True, slots=True)

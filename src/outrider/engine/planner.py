@@ -5,7 +5,7 @@ A step is planned in three moves, each from what is known before the drafts that
 1. *Lookups* (drafters that run no model) are asked where past evidence says that a look pays. What they find is a function of
    the committed text, so it may be looked at.
 2. *Models* are asked for those sequences, and to that depth, where they gain most tokens a millisecond
-   (:mod:`outrider.engine.allocation`), the lookups' finds and the drafter's own time counted. A drawn draft is verified as
+   (:mod:`outrider.engine.model_asks`), the lookups' finds and the drafter's own time counted. A drawn draft is verified as
    it was drawn.
 3. *Trees with estimates* hold deterministic candidates only. Their nodes, of all sequences together, queue up by their
    corrected chance, and those that do not pay for their rows are left out.
@@ -19,48 +19,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.drafters.base import Drafter, ModelDrafter, TapDrafter
 from outrider.drafters.forced import FORCED
-from outrider.engine.allocation import Bid, best_prefix, share_depths
+from outrider.engine.allocation import best_prefix
 from outrider.engine.beliefs import Evidence, Own
 from outrider.engine.config import EngineConfig
-from outrider.engine.costs import CostTable, DraftCosts, LiveCosts
-from outrider.engine.idle import HOPELESS, WARM, Listeners, PlainLooks, Purse, Use, is_ready
-from outrider.engine.plan import NO_ASK, Ask, StepPlan, ask_for
+from outrider.engine.costs import CostTable, LiveCosts
+from outrider.engine.idle import Listeners, PlainLooks, Purse, Use
+from outrider.engine.model_asks import ModelAsks
+from outrider.engine.plan import NO_ASK, Ask, Plannable, StepPlan, ask_for
 from outrider.engine.plan_costs import learn_costs, spent_ms, step_so_far
 from outrider.engine.planlog import PlanLog, PlanRecord
-from outrider.engine.speculation import SpeculationParams
 from outrider.types import Proposal, StepReport
 
-__all__ = ["Plannable", "Planner"]
+__all__ = ["Planner"]
 
-MARGIN = 1.01
-"""Predicted gain below which a step is left as it is: costs are measured, and measuring errs."""
-TRY_DEPTH = 3
-"""Most drafts of a try."""
-TRY_FLOOR = 0.1
-"""Share of a try's cost that is paid at least, however much it may gain."""
 FIRST_LOOKS = 2
 """Looks of each request before its own evidence counts."""
 NAP = 8
 """Steps that pass before the next look where nobody was worth asking."""
-HORIZON = 64
-"""Steps over which reading what a drafter missed is spread."""
-
-
-class Plannable(Protocol):
-    """What the planner reads of a running sequence; :class:`outrider.engine.sequence.LiveSequence` is one."""
-
-    @property
-    def key(self) -> int: ...
-    @property
-    def most_drafts(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def speculation(self) -> SpeculationParams: ...
 
 
 class Planner:
@@ -78,14 +57,26 @@ class Planner:
         self._names = [member.name for member in members]
         self.models: dict[str, ModelDrafter] = {m.name: m for m in members if isinstance(m, ModelDrafter)}
         self._lookups = [name for name in self._names if name not in self.models]
-        self._uses = {name: Use() for name in self._names}
-        self._listeners = {m.name: Listeners(self._uses[m.name]) for m in members if isinstance(m, TapDrafter)}
         cards = {name: self.models[name].card_rates if name in self.models else () for name in self._names}
         deepest = {name: self.models[name].deepest if name in self.models else self._most for name in self._names}
         self.evidence = Evidence(cards, {name: min(self._most, depth) for name, depth in deepest.items()})
         self.costs = LiveCosts(costs, self._names)
         self.log = PlanLog()
         self._purse = Purse()
+        uses = {name: Use() for name in self._names}
+        self._listeners = {m.name: Listeners(uses[m.name]) for m in members if isinstance(m, TapDrafter)}
+        self._asks_of = {
+            name: ModelAsks(
+                name,
+                model,
+                evidence=self.evidence,
+                costs=self.costs,
+                purse=self._purse,
+                use=uses[name],
+                listeners=self._listeners.get(name),
+            )
+            for name, model in self.models.items()
+        }
         self._nap_until, self._signature = 0, (0, 0)
         self._plain_looks = PlainLooks()
 
@@ -147,8 +138,8 @@ class Planner:
             if len(proposal):
                 plan.gains[index] = self.evidence.worth(sequence.key, plan.asks[index].drafter, proposal)
                 plan.num_rows += len(proposal)
-        for name in self.models:
-            self._plan_model(name, plan, sequences, proposals, asks)
+        for model in self._asks_of.values():
+            model.plan(plan, sequences, proposals, asks)
         return asks
 
     def prune(self, plan: StepPlan, sequences: Sequence[Plannable], proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -247,7 +238,7 @@ class Planner:
         step, key = self.evidence.step, sequence.key
         is_wanted = False
         for name, listeners in self._listeners.items():
-            is_wanted |= listeners.keeps(self._admitted(key, name), step)
+            is_wanted |= listeners.keeps(self.evidence.own(key, name), step)
         return is_wanted
 
     def snapshot(self) -> dict[str, Any]:
@@ -264,9 +255,7 @@ class Planner:
 
     def _is_hopeless(self) -> bool:
         """No model is of use, nor is any likely to be soon."""
-        step, pooled = self.evidence.step, self.evidence.pooled
-        hopes = [self._uses[name].is_recent(step) or pooled[name].rates(1)[0] > HOPELESS for name in self.models]
-        return bool(hopes) and not any(hopes)
+        return bool(self._asks_of) and all(model.is_hopeless for model in self._asks_of.values())
 
     def _naps(self, sequences: Sequence[Plannable]) -> bool:
         """For a few steps after one in which nobody was worth asking, unless somebody has come or gone."""
@@ -322,154 +311,3 @@ class Planner:
         if len(names) == 1:
             return self.evidence.of(key, names[0]), names[0]
         return max(((self.evidence.of(key, name), name) for name in names), key=lambda pair: pair[0].hope)
-
-    # --- models
-
-    def _plan_model(
-        self,
-        name: str,
-        plan: StepPlan,
-        sequences: Sequence[Plannable],
-        proposals: Sequence[Proposal],
-        asks: list[Ask],
-    ) -> None:
-        """Give the drafter those sequences where it beats what they have."""
-        call = self.costs.drafts(name)
-        token_ms = plan.plain_ms / len(sequences)
-        able = [
-            index
-            for index, sequence in enumerate(sequences)
-            if plan.caps[index] and not asks[index].depth and sequence.speculation.drafter in (None, name)
-        ]
-        owns = {index: self.evidence.of(sequences[index].key, name) for index in able}
-        for index in able if name in self._listeners else ():
-            self._admitted(sequences[index].key, name)
-        hoped = [index for index in able if owns[index].hope > plan.gains[index]]
-        depths: dict[int, int] = {}
-        if sum(owns[i].hope - plan.gains[i] for i in hoped) * token_ms > call.fixed + call.level:
-            depths = self._share(name, plan, sequences, proposals, owns, hoped)
-            if [index for index in depths if not self._is_ready(name, owns[index])]:
-                ready = [index for index in hoped if not owns[index].has_lapsed]
-                depths = self._share(name, plan, sequences, proposals, owns, ready)
-        for index, depth in depths.items():
-            asks[index] = Ask(depth, name)
-            plan.tried.discard(index)
-            plan.num_rows += self._rows(name, depth) - len(proposals[index])
-            plan.gains[index] = sum(owns[index].survivals[:depth])
-        if depths:
-            self._uses[name].note(self.evidence.step)
-        self._try_model(name, call, plan, sequences, owns, asks)
-
-    def _share(
-        self,
-        name: str,
-        plan: StepPlan,
-        sequences: Sequence[Plannable],
-        proposals: Sequence[Proposal],
-        owns: dict[int, Own],
-        hoped: Sequence[int],
-    ) -> dict[int, int]:
-        """For which of the hoped a drafter is worth asking, and how deep."""
-        call = self.costs.drafts(name)
-        bids = [self._bid(name, call, plan, sequences[i], owns[i], i, len(proposals[i])) for i in hoped]
-        tokens = len(sequences) + sum(plan.gains)
-        step = step_so_far(self.costs, plan, rows=plan.num_rows, tokens=tokens, more=self._most_rows(bids))
-        depths = share_depths(bids, step, call, margin=MARGIN)
-        return {index: depth for index, depth in zip(hoped, depths, strict=True) if depth}
-
-    def _bid(
-        self, name: str, call: DraftCosts, plan: StepPlan, sequence: Plannable, own: Own, index: int, lost_rows: int
-    ) -> Bid:
-        model = self.models[name]
-        return Bid(
-            survivals=own.survivals[: plan.caps[index]],
-            rows_each=model.nodes_per_level,
-            levels=model.levels,
-            entry_ms=call.row * self._unread(name, sequence, own) / max(1, min(HORIZON, sequence.most_drafts)),
-            lost=plan.gains[index],
-            lost_rows=lost_rows,
-        )
-
-    def _try_model(
-        self,
-        name: str,
-        call: DraftCosts,
-        plan: StepPlan,
-        sequences: Sequence[Plannable],
-        owns: dict[int, Own],
-        asks: list[Ask],
-    ) -> None:
-        """Ask for those that were not asked for longest, as far as the purse goes.
-
-        Of those whose hidden states must be waited for, no more are listened to than it could pay for.
-        """
-        is_called = any(ask.drafter == name for ask in asks)
-        opening = 0.0 if is_called else call.fixed + call.level + self._first_draft_ms(plan)
-        if not self._purse.holds(TRY_FLOOR * (opening + call.sequence + call.node)):
-            return
-        awaited, can_await = 0.0, True
-        for _, index in sorted((own.last_asked, index) for index, own in owns.items() if not asks[index].depth):
-            own = owns[index]
-            if own.has_lapsed and not can_await:
-                continue
-            price, depth = self._price_of_try(name, opening, plan, sequences[index], own, index)
-            if not self._purse.holds(price + awaited * own.has_lapsed):
-                if opening and not own.has_lapsed:
-                    return
-                can_await = can_await and not own.has_lapsed
-            elif self._is_ready(name, own):
-                self._purse.pay(price)
-                asks[index], opening = Ask(depth, name), 0.0
-                plan.gains[index] = sum(own.survivals[:depth])
-                plan.num_rows += self._rows(name, depth)
-                plan.tried.add(index)
-            else:
-                awaited += price
-
-    def _price_of_try(
-        self, name: str, opening: float, plan: StepPlan, sequence: Plannable, own: Own, index: int
-    ) -> tuple[float, int]:
-        """What asking for a sequence costs less what it may gain, at the depth where that is least; and that depth."""
-        model, call, rows = self.models[name], self.costs.drafts(name), int(plan.num_rows)
-        token_ms = plan.plain_ms / len(plan.asks)
-        curve = self.costs.passes(rows + int(self._rows(name, TRY_DEPTH)))
-        reading = call.row * self._unread(name, sequence, own) + plan.gains[index] * token_ms
-        prices = []
-        for depth in range(1, min(TRY_DEPTH, plan.caps[index], model.deepest) + 1):
-            levels = min(depth, model.levels)
-            cost = opening + call.level * (levels - 1) + call.sequence + call.node * levels
-            cost += curve[rows + int(self._rows(name, depth))] - curve[rows] + reading
-            prices.append((max(TRY_FLOOR * cost, cost - token_ms * sum(own.survivals[:depth])), depth))
-        return min(prices)
-
-    def _first_draft_ms(self, plan: StepPlan) -> float:
-        """What it takes that there are any drafts at all, where the step has none so far."""
-        rows = int(plan.num_rows)
-        if rows > len(plan.asks) + plan.num_other_rows:
-            return 0.0
-        plain, drafted = (self.costs.passes(rows, is_drafted=kind)[rows] for kind in (False, True))
-        return max(0.0, drafted - plain)
-
-    def _admitted(self, key: int, name: str) -> Own:
-        """What is known of a model's drafts for a sequence; whether it is listened to has been decided."""
-        own = self.evidence.own(key, name)
-        if own.is_new and name in self._listeners:
-            self._listeners[name].admit(own, self.evidence.step)
-        return own
-
-    def _is_ready(self, name: str, own: Own) -> bool:
-        return name not in self._listeners or is_ready(own, self.evidence.step)
-
-    def _unread(self, name: str, sequence: Plannable, own: Own) -> int:
-        """Tokens that a model has to read before it drafts; what was heard before its hidden states lapsed is void."""
-        unread = self.models[name].backlog(sequence.key, sequence.num_tokens)
-        return min(unread, WARM) if own.has_lapsed else unread
-
-    @staticmethod
-    def _most_rows(bids: Sequence[Bid]) -> float:
-        return sum(min(len(bid.survivals), bid.levels) * bid.rows_each for bid in bids)
-
-    def _rows(self, name: str, depth: int) -> float:
-        """Rows that a model's drafts of some depth take."""
-        model = self.models[name]
-        return min(depth, model.levels) * model.nodes_per_level
