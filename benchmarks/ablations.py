@@ -168,7 +168,8 @@ def _mixed(study: Study, share: float, path: Path) -> Path:
     answers = {line["id"]: line["tokens"] for line in read_lines(study.answers)}
     draw = random.Random(0)
     with path.open("w", encoding="utf-8") as out:
-        for row in map(json.loads, study.traffic.read_text(encoding="utf-8").splitlines()):
+        # Not splitlines, which ends lines at characters that may stand in JSON strings.
+        for row in map(json.loads, filter(str.strip, study.traffic.read_text(encoding="utf-8").split("\n"))):
             reference = row.get("reference")
             if not isinstance(reference, str) or row["id"] not in answers:
                 continue

@@ -74,7 +74,7 @@ class WorkFile:
         if rest:
             self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
         found = []
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(whole.split("\n") if whole else [], 1):
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:

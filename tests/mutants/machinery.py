@@ -15,6 +15,7 @@ REPORT = "tests/engine/test_report.py"
 PREFIXES = "tests/engine/test_prefixes.py"
 LM = "tests/drafters/test_lm.py"
 EAGLE = "tests/drafters/test_eagle.py"
+NATIVE_EAGLE = "tests/drafters/test_eagle_native.py"
 TAPS = "tests/engine/test_taps.py"
 
 CACHES = (
@@ -257,5 +258,29 @@ DRAFTERS = (
         "        slab[0][rows_R[late], :, self._slots_R[late]] = keys[late]\n",
         tests=(f"{EAGLE}::test_drafts_in_the_engine_equal_those_from_scratch",),
         why="kept tokens' entries are made anew from the target's taps",
+    ),
+    Mutant(
+        name="hopeless_levels_are_read",
+        file="drafters/tree.py",
+        old="        if self.shape.min_level and sum(",
+        new="        if False and sum(",
+        tests=(f"{NATIVE_EAGLE}::test_trees_grown_in_one_call_equal_those_grown_by_levels",),
+        why="a pass of the draft model for less than it takes is what makes trees slow",
+    ),
+    Mutant(
+        name="drawn_trees_are_grown_as_if_greedy",
+        file="drafters/eagle.py",
+        old="self._entries.can_grow and _takes_best(requests)",
+        new="self._entries.can_grow",
+        tests=(f"{NATIVE_EAGLE}::test_drafts_in_the_engine_equal_those_from_scratch",),
+        why="above temperature 0 candidates are ranked with the verifier's noise; without it few of them are kept",
+    ),
+    Mutant(
+        name="a_norm_between_levels_is_left_out",
+        file="drafters/eagle_native.py",
+        old="return self._head.is_feedback_plain",
+        new="return True",
+        tests=(f"{NATIVE_EAGLE}::test_a_head_that_norms_its_outputs_grows_by_levels",),
+        why="the one native call knows no norm there",
     ),
 )

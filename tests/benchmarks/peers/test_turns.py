@@ -56,6 +56,13 @@ def _lines(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "work.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
+    """JSON strings may hold characters that end a line elsewhere."""
+    path, reply = tmp_path / "work.jsonl", {"text": "one\u2028two\x85three\x0cfour"}
+    WorkFile(path, SETTINGS).add(kind="probe", round=0, item="a", reply=reply)
+    assert [probe["reply"] for probe in WorkFile(path, SETTINGS).probes] == [reply]
+
+
 def test_every_arm_decodes_every_item_and_missing_ones_say_why(counting: Any, tmp_path: Path) -> None:
     arms = [_arm(REFERENCE), _arm("other"), _arm("missing"), _arm("broken", fails=True), _arm("dying", dies=True)]
     rows = {row.arm: row for row in rows_of(arms, _measure(arms, counting, tmp_path))}
