@@ -94,7 +94,7 @@ def run_variant(study: Study, name: str) -> dict[str, Any]:
         command += ["--target", study.model, "--positions", str(study.positions), "--epochs", "1000", *study.common]
         command += [part for pair in flags.items() for part in pair]
         if name.startswith(_OFF_POLICY):
-            command += ["--answers", "keep"]
+            command += ["--answers", "keep", "--taps", "store"]  # few and short texts, shown many times
         elif _share_taps(study, flags, folder):
             command += ["--taps", "store"]
         if (folder / "training").exists() and (folder / "training" / "state.pt").exists():
@@ -124,7 +124,7 @@ def _measured(folder: Path) -> dict[str, Any]:
 
 
 def _evaluations(log: Path) -> list[dict[str, Any]]:
-    """What more positions bring: the evaluations of a long run with the base's recipe."""
+    """What more positions bring: the evaluations of a long run."""
     names = ("positions", "tokens_per_pass", "agreement_along_texts")
     return [{name: line[name] for name in names} for line in read_lines(log) if line["kind"] == "evaluation"]
 

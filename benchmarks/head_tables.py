@@ -17,23 +17,32 @@ __all__ = [
     "train_speed_rows",
 ]
 
+OFF_POLICY_BASE = "off-policy 0"
+BASES = ("base", OFF_POLICY_BASE)
+
 
 def table_of_ablations(result: dict[str, Any]) -> str:
-    """One variant a row, by what its drafts are worth along the held-out texts; differences to the base."""
+    """One variant a row, by what its drafts are worth along the held-out texts; differences to its base."""
     rows = [
         ("variant", "tokens a pass along the texts", "to base", "tokens a pass decoded", "kept by depth", "updates")
     ]
-    base = next((_along(each) for each in result["results"] if each["variant"] == "base"), None)
+    found = {each["variant"]: _along(each) for each in result["results"]}
     for each in sorted(result["results"], key=_along, reverse=True):
-        difference = "" if base is None or each["variant"] == "base" else f"{_along(each) - base:+.3f}"
+        base = found.get(_base_of(each["variant"]))
+        difference = "" if base is None or each["variant"] in BASES else f"{_along(each) - base:+.3f}"
         kept = " ".join(f"{share:.2f}" for share in each["kept_at_depth"])
         numbers = (f"{_along(each):.3f}", difference, f"{each['best']:.3f}", kept, str(each["updates"]))
         rows.append((each["variant"], *numbers))
-    note = f"\n{result['positions']:,} loss-masked positions each. A long run with the base's recipe:\n\n"
+    note = f"\n{result['positions']:,} loss-masked positions each. A long run:\n\n"
     long_run = [("positions of the long run", *(f"{each['positions']:,}" for each in result["long_run"]))]
     long_run.append(("along the texts", *(f"{_along(each):.2f}" for each in result["long_run"])))
     long_run.append(("decoded", *(f"{each['tokens_per_pass']:.2f}" for each in result["long_run"])))
     return markdown(rows) + note + markdown(long_run) + provenance_line(result)
+
+
+def _base_of(variant: str) -> str:
+    """What a variant is compared with; off-policy ones use the rows that have a reference, and so have one of their own."""
+    return OFF_POLICY_BASE if variant.startswith("off-policy ") else "base"
 
 
 def _along(evaluation: dict[str, Any]) -> float:

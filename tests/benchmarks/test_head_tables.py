@@ -56,12 +56,19 @@ RESULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "kind": "ablations",
             "positions": 1000,
-            "results": [_variant("base", 0.4, 0.1), _variant("other", 0.5, 0.1)],
+            "results": [
+                _variant("base", 0.4, 0.1),
+                _variant("other", 0.5, 0.1),
+                _variant("off-policy 0", 0.3, 0.0),
+                _variant("off-policy 50", 0.2, 0.0),
+            ],
             "long_run": [{"positions": 90000, "tokens_per_pass": 1.8, "agreement_along_texts": [0.5, 0.4]}],
         },
         [
             "| positions of the long run | 90,000 |\n|---|---|\n| along the texts | 1.90 |",
             "| other | 1.600 | +0.100 | 1.500 | 0.40 0.20 | 7 |\n| base | 1.500 |  |",
+            "| off-policy 0 | 1.300 |  |",
+            "| off-policy 50 | 1.200 | -0.100 |",
             "1,000 loss-masked positions",
         ],
     ),
