@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.device import Placement, Precision
+from outrider.drafters.base import DraftRequest
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle_head import EagleHead, UnrolledAttention
 from outrider.drafters.eagle_native import NativeEntries
@@ -24,6 +25,7 @@ from outrider.errors import ConfigError
 from outrider.models.native import NativeTarget
 from outrider.native.library import KERNELS, Context, is_available, open_context
 from outrider.sampling.params import SamplingParams
+from outrider.types import Proposal
 
 from .eagle_scratch import NativeScratch
 from .heads import CPU, TARGET_CONFIG, VOCAB, tiny_head
@@ -242,6 +244,33 @@ def test_trees_grown_in_one_call_equal_those_grown_by_levels(
     assert min_prob > 0.5 or all(tree.tokens for tree in found[0])
     if min_level:
         assert all(3 < len(tree.tokens) < 3 + 5 * 9 for tree in found[0]), "some levels are read, and not all"
+
+
+@pytest.mark.parametrize("min_prob", [0.0, 0.003])
+def test_chains_drafted_in_one_call_equal_those_drafted_by_levels(
+    target: NativeTarget, min_prob: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposed: list[list[Proposal]] = []
+    for is_at_once in (True, False):
+        if not is_at_once:
+            monkeypatch.setattr(EagleDrafter, "_can_grow_at_once", lambda drafter, requests: False)
+        drafter = EagleDrafter(tiny_head(), target.placement, context=target.context, min_prob=min_prob)
+        propose, seen = drafter.propose, []
+
+        def noted(
+            requests: Sequence[DraftRequest],
+            propose: Callable[[Sequence[DraftRequest]], list[Proposal]] = propose,
+            seen: list[Proposal] = seen,
+        ) -> list[Proposal]:
+            seen += (found := propose(requests))
+            return found
+
+        monkeypatch.setattr(drafter, "propose", noted)
+        decode(target, drafter, PROMPTS, SamplingParams(max_tokens=12))
+        proposed.append(seen)
+    assert proposed[0] == proposed[1]
+    sizes = [len(proposal) for proposal in proposed[0]]
+    assert max(sizes) > 1 and (not min_prob or min(sizes) < max(sizes))
 
 
 def test_a_head_that_norms_its_outputs_grows_by_levels(target: NativeTarget) -> None:

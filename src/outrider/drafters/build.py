@@ -67,8 +67,7 @@ _OPTIONS = re.compile(r"(?P<head>.*?)[:,](?P<options>\w+=[^,]*(?:,\w+=[^,]*)*)",
 _SUFFIX_OPTIONS = ("rule", "max_depth", "width", "min_prob", "factor", "offset", "max_nodes", "preload")
 _TREE_OPTIONS: Mapping[str, Callable[[str], Any]] = {"depth": int, "width": int, "num_nodes": int, "min_level": float}
 _MERGED_SHAPE = TreeShape(depth=5, width=3, num_nodes=16, min_level=0.25)
-"""Of merged trees. Measured (docs/log.md): a pass of the head for less than a quarter of a token does not pay beside a pass
-of the target of eight times its size."""
+"""Of merged trees: what committed most tokens a second (docs/log.md)."""
 _HEAD_OPTIONS = (*_TREE_OPTIONS, "min_prob", "window", "dtype")
 _WITH_ARGUMENT = ("slice", "merged", "auto")
 _RANDOM_WIDTH = 64
@@ -268,19 +267,20 @@ def _make_merged(
             f"drafter {spec!r}: {name or 'nothing'} is not the folder of a head; give merged:HEAD, "
             f"HEAD being a folder that outrider train wrote, or one that came along ({known})"
         )
-    shape = _tree_shape(spec, options, tree or _MERGED_SHAPE) or _MERGED_SHAPE
+    shape = _with_options(spec, options, tree or _MERGED_SHAPE)
     head = _make_head(spec, folder, options, target, name=name, dtype=dtype, tree=shape)
     return MergedDrafter(SuffixDrafter(), head, shape=shape, name=f"merged:{name}")
 
 
 def _tree_shape(spec: str, options: Mapping[str, str], tree: TreeShape | None) -> TreeShape | None:
-    given = [name for name in options if name in _TREE_OPTIONS]
-    if not given:
-        return tree
-    shape = tree or TreeShape()
-    return replace(
-        shape, **{name: _number(spec, options, name, _TREE_OPTIONS[name], getattr(shape, name)) for name in given}
-    )
+    """``None`` drafts chains."""
+    has_options = any(name in _TREE_OPTIONS for name in options)
+    return _with_options(spec, options, tree or TreeShape()) if has_options else tree
+
+
+def _with_options(spec: str, options: Mapping[str, str], shape: TreeShape) -> TreeShape:
+    numbers = {name: _number(spec, options, name, kind, getattr(shape, name)) for name, kind in _TREE_OPTIONS.items()}
+    return replace(shape, **numbers)
 
 
 def _draft_model(name: str, target: LoadedTarget, *, dtype: str, offline: bool) -> LoadedTarget:

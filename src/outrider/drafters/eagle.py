@@ -143,18 +143,10 @@ class EagleDrafter:
     def grow(self, requests: Sequence[DraftRequest], shape: TreeShape) -> list[ScoredTree]:
         """All candidates of a tree for each request, with their scores."""
         depths = [min(request.num_draft_tokens, shape.depth) for request in requests]
-        walkers = [index for index, depth in enumerate(depths) if depth > 0]
-        trees = [ScoredTree((), (), ()) for _ in requests]
-        if walkers:
-            wishes, levels = [requests[index] for index in walkers], [depths[index] for index in walkers]
-            if self._can_grow_at_once(wishes):
-                limits = GrowthLimits(width=shape.width, min_score=self._min_score, min_level=shape.min_level)
-                found = self._grow_at_once(wishes, levels, limits)
-            else:
-                found = self._grow_by_levels(wishes, levels, shape)
-            for index, tree in zip(walkers, found, strict=True):
-                trees[index] = tree
-        return trees
+        if self._can_grow_at_once(requests):
+            limits = GrowthLimits(width=shape.width, min_score=self._min_score, min_level=shape.min_level)
+            return self._grow_at_once(requests, depths, limits)
+        return [growth.candidates() for growth in self._grow_by_levels(requests, depths, shape)]
 
     def _can_grow_at_once(self, requests: Sequence[DraftRequest]) -> bool:
         return isinstance(self._entries, NativeEntries) and self._entries.can_grow and _takes_best(requests)
@@ -164,24 +156,34 @@ class EagleDrafter:
     ) -> list[ScoredTree]:
         """Where the head's own estimates decide alone, the kernels need nobody between the levels."""
         assert isinstance(self._entries, NativeEntries)
-        runs = self._reader.take_runs([(request.sequence, request.tokens) for request in requests])
-        return self._entries.grow(runs, depths, limits)
+        trees = [ScoredTree((), (), ()) for _ in requests]
+        walkers = [index for index, depth in enumerate(depths) if depth > 0]
+        if walkers:
+            runs = self._reader.take_runs([(requests[index].sequence, requests[index].tokens) for index in walkers])
+            found = self._entries.grow(runs, [depths[index] for index in walkers], limits)
+            for index, tree in zip(walkers, found, strict=True):
+                trees[index] = tree
+        return trees
 
     def _grow_by_levels(
         self, requests: Sequence[DraftRequest], depths: Sequence[int], shape: TreeShape
-    ) -> list[ScoredTree]:
+    ) -> list[TreeGrowth]:
         growths = [TreeGrowth(shape=shape, min_score=self._min_score) for _ in requests]
-        walk = self._walk(requests, max(depths) - 1, shape.width)
+        walkers = growing = [g for g, depth in enumerate(depths) if depth > 0]
+        if not walkers:
+            return growths
+        walk = self._walk([requests[g] for g in walkers], max(depths) - 1, shape.width)
         above: list[list[int]] = []
         for level in range(max(depths)):
-            growing = [g for g, growth in enumerate(growths) if depths[g] > level and growth.frontier]
+            growing = [g for g in growing if depths[g] > level and growths[g].frontier]
             if not growing:
                 break
             if level > 0:
-                walk.step(*_frontiers([growths[g] if g in growing else None for g in range(len(growths))], above))
-            above = [growth.frontier for growth in growths]
+                growths_here = [growths[g] if g in growing else None for g in walkers]
+                walk.step(*_frontiers(growths_here, above))
+            above = [growths[g].frontier for g in walkers]
             self._expand(walk, requests, growths, growing, level)
-        return [growth.candidates() for growth in growths]
+        return growths
 
     def most_drafts(self, num_tokens: int) -> int:
         """As many as are asked for: what lies too far back is forgotten."""
@@ -234,15 +236,11 @@ class EagleDrafter:
 
     def _draft_chains(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         budgets = [request.num_draft_tokens for request in requests]
+        if self._can_grow_at_once(requests):
+            trees = self._grow_at_once(requests, budgets, GrowthLimits(width=1, min_score=self._min_score))
+            return [self._chain(tree.tokens, ()) for tree in trees]
         walkers = going = [index for index, budget in enumerate(budgets) if budget > 0]
         chains: list[list[int]] = [[] for _ in requests]
-        if walkers and self._can_grow_at_once(requests):
-            depths = [budgets[index] for index in walkers]
-            limits = GrowthLimits(width=1, min_score=self._min_score)
-            found = self._grow_at_once([requests[index] for index in walkers], depths, limits)
-            for index, tree in zip(walkers, found, strict=True):
-                chains[index] = list(tree.tokens)
-            return [self._chain(chain, ()) for chain in chains]
         laws: list[list[Tensor]] = [[] for _ in requests]
         confidences = [1.0] * len(requests)
         walk = self._walk([requests[index] for index in walkers], max(budgets) - 1, 1) if walkers else None

@@ -58,13 +58,9 @@ class ScoredTree:
     parents: Sequence[int]
     scores: Sequence[float]
 
-    def best(self, num_nodes: int) -> list[int]:
-        """The likeliest nodes in their order; of equally likely ones the first. A chosen node's parents are chosen too."""
-        return sorted(_best(self.scores, range(len(self.scores)), num_nodes))
-
     def proposal(self, num_nodes: int, drafter: str) -> Proposal:
-        """The likeliest nodes as a proposal; ``NO_DRAFT`` if there are none."""
-        nodes = self.best(num_nodes)
+        """The likeliest nodes, of equally likely ones the first; a chosen node's parents are chosen too. ``NO_DRAFT`` if none."""
+        nodes = sorted(_best(self.scores, range(len(self.scores)), num_nodes))
         if not nodes:
             return NO_DRAFT
         tree = _subtree(self, nodes)

@@ -77,6 +77,7 @@ class ModelAsks:
         depths: dict[int, int] = {}
         if sum(owns[i].hope - plan.gains[i] for i in hoped) * token_ms > call.fixed + call.level:
             depths = self._share(plan, sequences, proposals, owns, hoped)
+            # All are asked whether they are ready: from then on who is not is listened to.
             if [index for index in depths if not self._is_ready(owns[index])]:
                 ready = [index for index in hoped if not owns[index].has_lapsed]
                 depths = self._share(plan, sequences, proposals, owns, ready)
